@@ -2,7 +2,7 @@
 """Where a kernel's warps are, by stretches of machine code that run equally often: a share of all samples, what they
 wait for, and a share of all instructions.
 
-  ncu --set full --clock-control none -k 'regex:half_kernel' -s 20 -c 1 -o report build/cuda/bench/bench_gpu_dense --rows 16
+  ncu --set full --clock-control none -k 'regex:kquant_f16_mma_kernel' -s 20 -c 1 -o report build/cuda/bench/bench_gpu_dense --rows 16
   ncu -i report.ncu-rep --page source --csv > report.csv
   scripts/ncu_waits.py report.csv [--least 0.7] [--kernel PART_OF_A_NAME]
 

@@ -9,7 +9,7 @@ loads not. Checked for every kernel, in its PTX, and in its machine code too whe
   - it waits (names in NO_WAIT excepted);
   - no read-only load at all, but for the table inside sincosf(): none may be used on activations, ids or K/V;
   - before the wait only loads that say what they are: of weights (past L1, as load_weights() and load_weight16/32/64() make
-    them; asynchronous copies to shared memory), of results older than the kernel before (.cg: see gate_up_kernel), or of words
+    them; asynchronous copies to shared memory), of results older than the kernel before (.cg: see experts_any_gate_up_kernel), or of words
     that are asked for until they are there (.relaxed: route_row1.cuh);
   - no store, atomic or reduction to global memory before the wait (names in EARLY_WRITES excepted).
 """

@@ -42,7 +42,7 @@ JinjaLimits.work_is_counted*
 window_mass.stays_within* attention.stays_within* attention.long_contexts* attention.heads_of_256*
 attention.a_long_context_cut* attention.tree_rows* block_attention.stays_within* block_attention.long_contexts*
 sparse_attention.stays_within* gated_attention.adding_its_projection* DraftMatmul.a_row_has*
-DecodeHalf.groups_have* DecodeHalf.feed_forward* HalfBound.* gated_attention.sigmoid_attention* AbHybrid.*
+DecodeKquantF16.groups_have* DecodeKquantF16.feed_forward* KquantF16Bound.* gated_attention.sigmoid_attention* AbHybrid.*
 ServerWire.guesses_change* ServerConstraint.an_answer_may_last*""".split()
 
 

@@ -67,7 +67,7 @@ class Kernels {
 };
 
 cuda::linear::Case product_of(const PlannedStep& step, std::span<const Weight* const> weights, bool normed) {
-    const bool int8 = is_planes(weights[0]->dtype) && !cuda::linear::half_weight(step.chip, *weights[0]);
+    const bool int8 = is_planes(weights[0]->dtype) && !cuda::linear::f16_weight(step.chip, *weights[0]);
     return {.family = family_of(step),
             .rows = step.rows,
             .cols = weights[0]->cols,

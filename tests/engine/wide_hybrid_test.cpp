@@ -5,7 +5,7 @@
 #include "tests/engine/ahead_world.h"
 #include "tests/engine/state_hash.h"
 #include "tests/models/rounding.h"
-#include "tests/ops/half_bound.h"
+#include "tests/ops/kquant_f16_bound.h"
 
 namespace riptide::testing {
 namespace {

@@ -166,7 +166,7 @@ std::vector<WorldCase> worlds() {
         {{DType::f8_e4m3, DType::bf16, 128, 128}, {DType::f8_e4m3, DType::bf16, 128, 128}, 256, 160, 9, 4},
         {{DType::f16}, {DType::f32}, 72, 40, 300, 10}};
     if (!brief_counts()) return all;
-    // DecodeRows, DecodeLean and DecodeFloat have the others' kernels.
+    // DecodeRows, DecodeRow1 and DecodeFloat have the others' kernels.
     return {{{DType::q4_k}, {DType::q4_k}, 256, 256, 6, 2},
             {{DType::q8_0}, {DType::nvfp4}, 192, 64, 6, 3},
             {{DType::f16}, {DType::f32}, 72, 40, 20, 3}};

@@ -6,7 +6,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
-#include "tests/ops/half_world.h"
+#include "tests/ops/kquant_f16_world.h"
 #include "tests/ops/product_bound.h"
 #include "tests/ops/row_alone.h"
 #include "tests/quant/random_weight.h"

@@ -48,7 +48,7 @@ std::string text_of(const PlanOp& op) {
         for (const int64_t rows : op.floats) weights.push_back(plan_weight(DType::f32, rows, op.cols));
         const auto all = pointers(weights);
         return by_chip([&](const Chip& chip) {
-            const bool int8 = is_planes(type) && !linear::half_weight(chip, weights[0]);
+            const bool int8 = is_planes(type) && !linear::f16_weight(chip, weights[0]);
             const ActKind x = op.normed ? ActKind::norm : int8 ? ActKind::int8 : ActKind::plain;
             return plan_runs([&](int64_t rows) {
                 return names_or_none({family_for(rows), rows, op.cols, x, true, !op.normed, all, chip});
@@ -70,7 +70,7 @@ std::string text_of_ffn(int64_t hidden, int64_t ff) {
                 const Choice pair = c.family == Family::prefill ? Choice{} : linear::choose_pair(c, down);
                 const std::string up = pair.empty() ? names_or_none(c) + ", swiglu" : names(pair);
                 const bool eight = !pair.empty() && pair[0].kernel == Kernel::q8_i8_sm80;
-                const bool staged = pair.empty() && rows > 1 && linear::eight_weight(chip, down);
+                const bool staged = pair.empty() && rows > 1 && linear::q8_weight(chip, down);
                 const ActKind x = eight ? ActKind::int8 : staged ? ActKind::staged : ActKind::plain;
                 return up + ", " + names_or_none({c.family, rows, ff, x, true, true, last, chip});
             });
@@ -177,7 +177,7 @@ TEST(Plan, rows_of_half_precision_have_it_in_any_company) {
                 if (rows > 256) continue;
                 const std::string chosen =
                     names_or_none({Family::decode, rows, cols, ActKind::plain, true, false, all, chip.chip});
-                EXPECT_EQ(chosen.find("kquant_f16") != std::string::npos, linear::half_weight(chip.chip, w))
+                EXPECT_EQ(chosen.find("kquant_f16") != std::string::npos, linear::f16_weight(chip.chip, w))
                     << chip.name << ", " << rows << " rows of " << cols << ": " << chosen;
             }
         }

@@ -8,7 +8,7 @@
 #include "quant/codec.h"
 #include "quant/dot.h"
 #include "quant/planes.h"
-#include "tests/ops/half_bound.h"
+#include "tests/ops/kquant_f16_bound.h"
 #include "tests/ops/op_fixture.h"
 
 namespace riptide {
@@ -27,7 +27,7 @@ inline std::vector<Near> exactly(const float* x, int64_t n) {
 }
 
 // The bounds, with M = sum |w x| and u = 2^-24. What x is off by goes in with |w|. Not for the matrices that Hopper
-// multiplies in half precision: half_bound.h.
+// multiplies in half precision: kquant_f16_bound.h.
 //   int8 activations (CPU: block types; GPU decode: plane types):
 //     sum |w| 0.502 amax_32 / 127 for quantising x; then at most (10 + K / 256) roundings of terms of which each is
 //     below 4 max |w| |a|: |m| and s u stay below 2 max |w| because codes drawn at random lie near both ends.

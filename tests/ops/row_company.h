@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/ops/half_world.h"
+#include "tests/ops/kquant_f16_world.h"
 #include "tests/ops/row_alone.h"
 
 namespace riptide {

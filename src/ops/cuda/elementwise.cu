@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) embed_kernel(Weight table, const int
 /// CTA (i, p): `kThreads` pieces of type T of a row of `width` of them.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(const T* x, int64_t stride, const int32_t* rows, int64_t width, T* y) {
+    gather_rows_kernel(const T* x, int64_t stride, const int32_t* rows, int64_t width, T* y) {
     pdl_trigger();
     pdl_wait();
     const int64_t i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
 /// x[i] = op(x[i], y[i], i) over `count` pieces of four, or single elements.
 template <class T, class Op>
 __global__ void __launch_bounds__(kThreads)
-    map_kernel(const float* a, const float* b, float* out, int64_t count, Op op) {
+    elementwise_kernel(const float* a, const float* b, float* out, int64_t count, Op op) {
     pdl_trigger();
     pdl_wait();
     const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -163,8 +163,9 @@ template <class Op>
 void map(const Context& ctx, const float* a, const float* b, float* out, int64_t count, Op op) {
     if (count == 0) return;
     if (count % 4 == 0 && aligned16(a) && aligned16(b) && aligned16(out))
-        launch(*ctx.gpu, map_kernel<float4, Op>, blocks(count / 4, kThreads), kThreads, 0, a, b, out, count / 4, op);
-    else launch(*ctx.gpu, map_kernel<float, Op>, blocks(count, kThreads), kThreads, 0, a, b, out, count, op);
+        launch(*ctx.gpu, elementwise_kernel<float4, Op>, blocks(count / 4, kThreads), kThreads, 0, a, b, out, count / 4,
+               op);
+    else launch(*ctx.gpu, elementwise_kernel<float, Op>, blocks(count, kThreads), kThreads, 0, a, b, out, count, op);
 }
 
 struct MulSigmoid {
@@ -225,11 +226,11 @@ Tensor gather_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows)
     const int64_t width = x.row_elements();
     if (n == 0 || width == 0) return y;
     if (width % 4 == 0 && x.row_stride % 4 == 0 && aligned16(x.data))
-        launch(*ctx.gpu, gather_kernel<float4>, dim3(blocks(n, 1), blocks(width / 4, kThreads)), kThreads, 0,
+        launch(*ctx.gpu, gather_rows_kernel<float4>, dim3(blocks(n, 1), blocks(width / 4, kThreads)), kThreads, 0,
                static_cast<const float4*>(x.data), x.row_stride / 4, rows.data(), width / 4,
                static_cast<float4*>(y.data));
     else
-        launch(*ctx.gpu, gather_kernel<float>, dim3(blocks(n, 1), blocks(width, kThreads)), kThreads, 0,
+        launch(*ctx.gpu, gather_rows_kernel<float>, dim3(blocks(n, 1), blocks(width, kThreads)), kThreads, 0,
                static_cast<const float*>(x.data), x.row_stride, rows.data(), width, static_cast<float*>(y.data));
     return y;
 }

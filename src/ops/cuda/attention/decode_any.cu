@@ -138,7 +138,7 @@ __device__ __forceinline__ void merge_warps(Shared& s, SoftmaxState<kRegs>& stat
 
 /// blockIdx.x: row and head; blockIdx.y: the first of its chunks, every gridDim.y-th. A row of one chunk is finished.
 template <DType T>
-__global__ void __launch_bounds__(32 * kWarps) any_attention_kernel(const __grid_constant__ AnyArgs args) {
+__global__ void __launch_bounds__(32 * kWarps) decode_any_kernel(const __grid_constant__ AnyArgs args) {
     pdl_trigger();
     __shared__ Shared s;
     const DecodeAttentionArgs& a = args.a;
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(32 * kWarps) any_attention_kernel(const __grid
 }
 
 /// A warp for each row and head of more than one chunk.
-__global__ void __launch_bounds__(32) any_merge_kernel(const __grid_constant__ AnyArgs args) {
+__global__ void __launch_bounds__(32) decode_any_merge_kernel(const __grid_constant__ AnyArgs args) {
     pdl_trigger();
     pdl_wait();
     const DecodeAttentionArgs& a = args.a;
@@ -196,16 +196,16 @@ __global__ void __launch_bounds__(32) any_merge_kernel(const __grid_constant__ A
 using AnyKernel = void (*)(AnyArgs);
 
 AnyKernel kernel_for(const DecodeAttentionArgs& a) {
-    if (a.k_dtype != a.v_dtype) return any_attention_kernel<DType::f32>;
+    if (a.k_dtype != a.v_dtype) return decode_any_kernel<DType::f32>;
     switch (a.k_dtype) {
         case DType::f16:
-            return any_attention_kernel<DType::f16>;
+            return decode_any_kernel<DType::f16>;
         case DType::f8_e4m3:
-            return any_attention_kernel<DType::f8_e4m3>;
+            return decode_any_kernel<DType::f8_e4m3>;
         case DType::q8_0:
-            return any_attention_kernel<DType::q8_0>;
+            return decode_any_kernel<DType::q8_0>;
         default:
-            return any_attention_kernel<DType::f32>;
+            return decode_any_kernel<DType::f32>;
     }
 }
 
@@ -224,7 +224,7 @@ void launch_any(Context& ctx, const DecodeAttentionArgs& a) {
         const int wanted = std::max(1, 2 * ctx.gpu->info().sm_count / items);  // CTAs of a row and head
         const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(std::min(args.chunks, wanted)));
         launch(*ctx.gpu, kernel_for(a), grid, dim3(32 * kWarps), 0, args);
-        if (split) launch(*ctx.gpu, any_merge_kernel, dim3(static_cast<unsigned>(items)), dim3(32), 0, args);
+        if (split) launch(*ctx.gpu, decode_any_merge_kernel, dim3(static_cast<unsigned>(items)), dim3(32), 0, args);
     }
 }
 

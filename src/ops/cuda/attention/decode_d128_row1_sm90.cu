@@ -21,7 +21,7 @@ namespace {
 constexpr int kCluster = cuda::attn::kRow1Cluster;
 
 template <DType TK, DType TV>
-__global__ void __launch_bounds__(kThreads, 2) one_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) decode_d128_row1_kernel(const __grid_constant__ DecodeAttentionArgs a) {
 #ifdef RT_CLUSTER_KERNEL
     __shared__ Shared s;
     __shared__ union {
@@ -69,7 +69,7 @@ void launch_types(Context& ctx, DecodeAttentionArgs& a) {
         const int64_t grid = int64_t{a.kv_heads} * ((a.most_chunks + kCluster - 1) / kCluster * kCluster);
         ArenaScope scope(*ctx.arena);
         a.partial = ctx.alloc(DType::f32, {a.kv_heads * a.most_chunks, kPartialFloats}).row(0);
-        launch_clusters(*ctx.gpu, one_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0,
+        launch_clusters(*ctx.gpu, decode_d128_row1_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0,
                         kCluster, a);
     } else {
         RT_ASSERT(false);

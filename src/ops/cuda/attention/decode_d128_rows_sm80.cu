@@ -234,7 +234,7 @@ __device__ __forceinline__ void merge_round(const RowsShared<kWarps>& s, int loc
 /// kWarps == kLeastWarps: rows have no more chunks than that.
 template <DType TK, DType TV, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
-    rows_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
+    decode_d128_rows_kernel(const __grid_constant__ DecodeAttentionArgs a) {
     __shared__ RowsShared<kWarps> s;
     constexpr int kOwnHeads = kHeads / kWarps;  // that a warp finishes
     const int warp = static_cast<int>(threadIdx.x / 32), group = a.heads / a.kv_heads;
@@ -293,8 +293,8 @@ template <DType TK, DType TV>
 void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     const dim3 grid(static_cast<unsigned>(a.rows * a.kv_heads));
     if (a.most_chunks <= kLeastWarps)
-        launch(*ctx.gpu, rows_attention_kernel<TK, TV, kLeastWarps>, grid, dim3(32 * kLeastWarps), 0, a);
-    else launch(*ctx.gpu, rows_attention_kernel<TK, TV, 8>, grid, dim3(32 * 8), 0, a);
+        launch(*ctx.gpu, decode_d128_rows_kernel<TK, TV, kLeastWarps>, grid, dim3(32 * kLeastWarps), 0, a);
+    else launch(*ctx.gpu, decode_d128_rows_kernel<TK, TV, 8>, grid, dim3(32 * 8), 0, a);
 }
 
 }  // namespace

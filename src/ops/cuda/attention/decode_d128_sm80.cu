@@ -27,7 +27,7 @@ struct ItemShared : Shared {
     int32_t last;
 };
 
-/// Chunks of a row here: none of one that rows_attention_kernel takes.
+/// Chunks of a row here: none of one that decode_d128_rows_kernel takes.
 __device__ __forceinline__ int chunks_here(const DecodeAttentionArgs& a, int position) {
     const int count = visible_keys(position, a.places.window);
     return a.apart && chunk_keys(count) == kShortChunk ? 0 : chunk_count(count);
@@ -82,7 +82,7 @@ constexpr int kCtasPerSm = cuda::attn::two_ctas(TK, TV) ? 2 : 1;
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, (kCtasPerSm<TK, TV>))
-    tensor_attention_kernel(const __grid_constant__ DecodeAttentionArgs a) {
+    decode_d128_kernel(const __grid_constant__ DecodeAttentionArgs a) {
     __shared__ ItemShared s;
     HeadNorms norms;
     load_norms(a, norms);
@@ -147,7 +147,7 @@ void launch_types(Context& ctx, DecodeAttentionArgs& a) {
     ArenaScope scope(*ctx.arena);
     if (a.most_chunks > 1)
         a.partial = ctx.alloc(DType::f32, {std::min(most, pairs) * a.most_chunks, kPartialFloats}).row(0);
-    launch(*ctx.gpu, tensor_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0, a);
+    launch(*ctx.gpu, decode_d128_kernel<TK, TV>, dim3(static_cast<unsigned>(grid)), dim3(kThreads), 0, a);
 }
 
 }  // namespace

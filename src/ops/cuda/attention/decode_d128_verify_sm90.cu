@@ -172,7 +172,7 @@ constexpr int kStepCtas = cuda::attn::two_ctas(TK, TV) ? 2 : 1;
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, (kStepCtas<TK, TV>))
-    step_attention_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
+    decode_d128_verify_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
 #ifdef RT_CLUSTER_KERNEL
     extern __shared__ uint4 dynamic[];
     auto& s = *reinterpret_cast<StepShared*>(dynamic);
@@ -232,9 +232,10 @@ void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     while (cluster < a.most_chunks && cluster < kMostCluster) cluster *= 2;
     const size_t shared =
         sizeof(StepShared) + sizeof(ChunkState) * static_cast<size_t>(kHeads / cluster * a.most_chunks);
-    allow_shared(reinterpret_cast<const void*>(step_attention_kernel<TK, TV>), static_cast<int64_t>(shared));
-    launch_clusters(*ctx.gpu, step_attention_kernel<TK, TV>, dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)),
-                    dim3(kThreads), shared, cluster, a, cluster);
+    allow_shared(reinterpret_cast<const void*>(decode_d128_verify_kernel<TK, TV>), static_cast<int64_t>(shared));
+    launch_clusters(*ctx.gpu, decode_d128_verify_kernel<TK, TV>,
+                    dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(kThreads), shared, cluster, a,
+                    cluster);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 
 template <DType TK, DType TV>
 __global__ void __launch_bounds__(kThreads, 2)
-    cluster_attention_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
+    decode_d128_window_kernel(const __grid_constant__ DecodeAttentionArgs a, int cluster) {
 #ifdef RT_CLUSTER_KERNEL
     __shared__ Shared s;
     __shared__ alignas(16) Meeting meeting;
@@ -56,7 +56,7 @@ template <DType TK, DType TV>
 void launch_types(Context& ctx, const DecodeAttentionArgs& a) {
     int cluster = 2;  // st.async needs one
     while (cluster < a.most_chunks) cluster *= 2;
-    launch_clusters(*ctx.gpu, cluster_attention_kernel<TK, TV>,
+    launch_clusters(*ctx.gpu, decode_d128_window_kernel<TK, TV>,
                     dim3(static_cast<unsigned>(a.rows * a.kv_heads * cluster)), dim3(kThreads), 0, cluster, a, cluster);
 }
 

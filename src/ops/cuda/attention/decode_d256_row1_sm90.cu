@@ -50,7 +50,7 @@ __device__ __forceinline__ void finish(const DecodeAttentionArgs& a, const OneSh
         if (pair >= at.group) break;
         const float gate = i == 0 ? gates[0] : gates[1];
         float x = s.x[pair][column], l = s.ml[pair].y;
-        if (at.chunks() == 1) {  // what wide_merge_kernel makes of a chunk
+        if (at.chunks() == 1) {  // what decode_d256_merge_kernel makes of a chunk
             const float factor = fast_exp2(__fsub_rn(s.ml[pair].x, s.ml[pair].x));
             x = __fmaf_rn(x, factor, 0.0f);
             l = __fmaf_rn(l, factor, 0.0f);
@@ -96,7 +96,7 @@ __device__ __forceinline__ void stage_alone(const DecodeAttentionArgs& a, OneSha
     stage_tile(a, s.tiles, w, 1);
 }
 
-/// Chunks w.chunk, ... of a CTA that has them to itself, as in wide_attention_kernel; staged: the first two tiles are
+/// Chunks w.chunk, ... of a CTA that has them to itself, as in decode_d256_kernel; staged: the first two tiles are
 /// on their way. True for the CTAs of the cluster that comes last of its KV head's.
 template <DType T>
 __device__ __forceinline__ bool attend_alone(const OneArgs& args, OneShared<T>& s, const OnePlace& at, WideWork w,
@@ -127,8 +127,8 @@ __device__ __forceinline__ bool attend_alone(const OneArgs& args, OneShared<T>& 
     return s.last.x != 0;
 }
 
-/// As wide_merge_kernel, to s.x and s.ml: m, the largest; lane j of eight adds the chunks j, j + 8, ...; then the lanes
-/// in ascending order. plane: of args.ml. Ends with a barrier.
+/// As decode_d256_merge_kernel, to s.x and s.ml: m, the largest; lane j of eight adds the chunks j, j + 8, ...; then
+/// the lanes in ascending order. plane: of args.ml. Ends with a barrier.
 template <DType T>
 __device__ __forceinline__ void merge_chunks(const WideArgs& args, OneShared<T>& s, const OnePlace& at, int plane) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -201,7 +201,7 @@ __device__ __forceinline__ void merge_chunks(const WideArgs& args, OneShared<T>&
 #endif
 
 template <DType T>
-__global__ void __launch_bounds__(kWideThreads, 2) wide_one_kernel(const __grid_constant__ OneArgs args) {
+__global__ void __launch_bounds__(kWideThreads, 2) decode_d256_row1_kernel(const __grid_constant__ OneArgs args) {
 #ifdef RT_CLUSTER_KERNEL
     extern __shared__ uint4 wide_one_memory[];
     auto& s = *reinterpret_cast<OneShared<T>*>(wide_one_memory);
@@ -280,7 +280,7 @@ template <DType T>
 void launch_type(Context& ctx, OneArgs& args) {
     static_assert(sizeof(WideShared<T, T>) <= sizeof(OneShared<T>::k) + sizeof(OneShared<T>::v));
     static_assert(2 * (sizeof(OneShared<T>) + 1024) <= 228 << 10, "two CTAs on an SM");
-    constexpr auto kernel = wide_one_kernel<T>;
+    constexpr auto kernel = decode_d256_row1_kernel<T>;
     allow_shared(reinterpret_cast<const void*>(kernel), sizeof(OneShared<T>));
     const int heads = args.wide.a.kv_heads;
     args.clusters = std::clamp(2 * ctx.gpu->info().sm_count / (kCtas * heads), 1, args.wide.most_chunks);

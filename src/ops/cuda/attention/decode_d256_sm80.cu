@@ -55,7 +55,8 @@ __device__ __forceinline__ void prepare_query(const PrepareArgs& args, int row, 
 __device__ __forceinline__ int early(const int32_t* p) { return static_cast<int>(EarlyLoad::one(p)); }
 
 /// Norms, rotations and places before the wait: only projections are of this step.
-__global__ void __launch_bounds__(32 * kPrepareWarps) wide_prepare_kernel(const __grid_constant__ PrepareArgs args) {
+__global__ void __launch_bounds__(32 * kPrepareWarps)
+    decode_d256_prepare_kernel(const __grid_constant__ PrepareArgs args) {
     __shared__ float buffers[kPrepareWarps][kWide];
     pdl_trigger();
     const int warp = static_cast<int>(threadIdx.x / 32), item = static_cast<int>(blockIdx.x) * kPrepareWarps + warp;
@@ -185,7 +186,7 @@ __device__ __forceinline__ void load_queries(const WideArgs& args, WideGroups<kG
 
 template <DType TK, DType TV, int kGroups>
 __global__ void __launch_bounds__(kWideThreads, kGroups == 1 ? 2 : 1)
-    wide_attention_kernel(const __grid_constant__ WideArgs args) {
+    decode_d256_kernel(const __grid_constant__ WideArgs args) {
     extern __shared__ uint4 wide_memory[];
     auto& s = *reinterpret_cast<WideShared<TK, TV>*>(wide_memory);
     auto& of = *reinterpret_cast<WideGroups<kGroups>*>(wide_memory + sizeof(s) / 16);
@@ -235,7 +236,7 @@ struct MergeShared {
 
 /// A head of a row, by a CTA. m: the largest; lane j of eight adds the chunks j, j + 8, ... in ascending order, then
 /// the lanes are added in ascending order. o = x / l, out of the stored domain, times the gate; as floats and as int8.
-__global__ void __launch_bounds__(kMergeThreads) wide_merge_kernel(const __grid_constant__ WideArgs args) {
+__global__ void __launch_bounds__(kMergeThreads) decode_d256_merge_kernel(const __grid_constant__ WideArgs args) {
     __shared__ MergeShared s;
     pdl_trigger();
     const DecodeAttentionArgs& a = args.a;
@@ -329,12 +330,12 @@ void launch_groups(Context& ctx, WideArgs& args) {
     const GpuInfo& gpu = ctx.gpu->info();
     const int kv_heads = args.a.kv_heads;
     args.shared_rows = 8 * kGroups / (args.a.heads / kv_heads);
-    RT_CUDA(cudaFuncSetAttribute(wide_attention_kernel<TK, TV, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    RT_CUDA(cudaFuncSetAttribute(decode_d256_kernel<TK, TV, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)));
     const int each = kGroups == 1 && 2 * (static_cast<int64_t>(shared) + 1024) <= gpu.shared_bytes + 1024 ? 2 : 1;
     const int64_t most = std::max<int64_t>(int64_t{gpu.sm_count} * each / kv_heads, 1) * kv_heads;
     const int64_t items = int64_t{args.rows} * (args.most_chunks + 1) * kv_heads;
-    launch(*ctx.gpu, wide_attention_kernel<TK, TV, kGroups>, dim3(static_cast<unsigned>(std::min(most, items))),
+    launch(*ctx.gpu, decode_d256_kernel<TK, TV, kGroups>, dim3(static_cast<unsigned>(std::min(most, items))),
            dim3(kWideThreads), shared, args);
 }
 
@@ -357,7 +358,8 @@ void launch_prepare(Context& ctx, const DecodeAttentionArgs& a, const KvAppendAr
         .a = a, .append = append != nullptr ? *append : KvAppendArgs{}, .parts = a.heads, .queries = queries};
     if (append != nullptr) args.parts += 2 * a.kv_heads;
     const int blocks = (a.rows * args.parts + kPrepareWarps - 1) / kPrepareWarps;
-    launch(*ctx.gpu, wide_prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * kPrepareWarps), 0, args);
+    launch(*ctx.gpu, decode_d256_prepare_kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * kPrepareWarps), 0,
+           args);
 }
 
 }  // namespace
@@ -379,8 +381,8 @@ void launch_d256(Context& ctx, const DecodeAttentionArgs& a, int64_t sequences, 
         args.rows = std::min(together, a.rows - args.row0);
         with_kv_types(a.k_dtype, a.v_dtype,
                       [&](auto k, auto v) { launch_types<k, v>(ctx, args, rows * (a.heads / a.kv_heads)); });
-        launch(*ctx.gpu, wide_merge_kernel, dim3(static_cast<unsigned>(args.rows * a.heads)), dim3(kMergeThreads), 0,
-               args);
+        launch(*ctx.gpu, decode_d256_merge_kernel, dim3(static_cast<unsigned>(args.rows * a.heads)),
+               dim3(kMergeThreads), 0, args);
     }
 }
 

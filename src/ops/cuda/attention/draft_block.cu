@@ -79,7 +79,7 @@ __device__ __forceinline__ SoftmaxState<kRegs> attend(const BlockAttentionArgs& 
 }
 
 /// CTA row * heads + head.
-__global__ void __launch_bounds__(32 * kWarps) block_attention_kernel(const __grid_constant__ BlockAttentionArgs a) {
+__global__ void __launch_bounds__(32 * kWarps) draft_block_kernel(const __grid_constant__ BlockAttentionArgs a) {
     pdl_trigger();
     __shared__ Shared s;
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -138,7 +138,7 @@ Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const 
         .d = static_cast<int>(view.head_dim),
         .scale = static_cast<float>(softmax_scale * 1.4426950408889634),
     };
-    launch(*ctx.gpu, block_attention_kernel, dim3(static_cast<unsigned>(q.rows() * q.shape[1])), dim3(32 * kWarps), 0,
+    launch(*ctx.gpu, draft_block_kernel, dim3(static_cast<unsigned>(q.rows() * q.shape[1])), dim3(32 * kWarps), 0,
            args);
     return out;
 }

@@ -34,7 +34,7 @@ struct HeadsArgs {
 };
 
 /// Item (layer * rows + row) * (heads + 2 kv_heads) + part.
-__global__ void __launch_bounds__(32 * kWarps) block_heads_kernel(const __grid_constant__ HeadsArgs a) {
+__global__ void __launch_bounds__(32 * kWarps) draft_block_heads_kernel(const __grid_constant__ HeadsArgs a) {
     __shared__ float buffers[kWarps][kMostHeadDim];
     pdl_trigger();
     const int warp = static_cast<int>(threadIdx.x / 32), parts = a.heads + 2 * a.kv_heads;
@@ -102,7 +102,7 @@ void block_heads(Context& ctx, std::span<BlockHeads> layers, const Rope& rope, c
     }
     a.items = static_cast<int64_t>(layers.size()) * a.rows * (a.heads + 2 * a.kv_heads);
     if (a.items == 0) return;
-    launch(*ctx.gpu, block_heads_kernel, dim3(static_cast<unsigned>((a.items + kWarps - 1) / kWarps)),
+    launch(*ctx.gpu, draft_block_heads_kernel, dim3(static_cast<unsigned>((a.items + kWarps - 1) / kWarps)),
            dim3(32 * kWarps), 0, a);
 }
 

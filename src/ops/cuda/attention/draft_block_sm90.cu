@@ -165,7 +165,7 @@ __device__ __forceinline__ void push(Shared<kCtas, kWarps, kUnits>& s, int rank)
 
 /// Cluster: blockIdx.x / kCtas = (sequence * tiles + tile) * kv_heads + KV head.
 template <int kCtas, int kWarps, int kUnits, bool kPrepare>
-__global__ void __launch_bounds__(32 * kWarps, 1) block_tensor_kernel(const __grid_constant__ BlockTensorArgs a) {
+__global__ void __launch_bounds__(32 * kWarps, 1) draft_block_sm90_kernel(const __grid_constant__ BlockTensorArgs a) {
     static_assert(kPairs % kWarps == 0 && kPairs == kKeys && kPairs % kCtas == 0 && kUnits % 2 == 0);
 #ifdef RT_CLUSTER_KERNEL
     extern __shared__ uint4 dynamic[];
@@ -390,8 +390,8 @@ Tensor launch_block(Context& ctx, BlockTensorArgs& a, const KvView& view, const 
     }
     const auto launch = [&]<int kCtas, int kWarps, int kUnits>() {
         constexpr size_t kShared = sizeof(Shared<kCtas, kWarps, kUnits>);
-        const auto kernel = prepare ? block_tensor_kernel<kCtas, kWarps, kUnits, true>
-                                    : block_tensor_kernel<kCtas, kWarps, kUnits, false>;
+        const auto kernel = prepare ? draft_block_sm90_kernel<kCtas, kWarps, kUnits, true>
+                                    : draft_block_sm90_kernel<kCtas, kWarps, kUnits, false>;
         allow_shared(reinterpret_cast<const void*>(kernel), kShared);
         const int64_t clusters = batch.sequences() * a.tiles * a.kv_heads;
         launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(kCtas * clusters)), dim3(32 * kWarps), kShared,

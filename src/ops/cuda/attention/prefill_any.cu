@@ -61,7 +61,7 @@ __device__ __forceinline__ void add_block(Sums& sums, const float* q, const floa
 }
 
 /// Grid: (row, groups of kWarps heads).
-__global__ void __launch_bounds__(kWarps * 32) generic_kernel(const AttendArgs args) {
+__global__ void __launch_bounds__(kWarps * 32) prefill_any_kernel(const AttendArgs args) {
     pdl_trigger();
     pdl_wait();
     const Plan& plan = args.plan;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kWarps * 32) generic_kernel(const AttendArgs a
 
 void attend_generic(const Gpu& gpu, const AttendArgs& args) {
     const dim3 grid(static_cast<unsigned>(args.rows), static_cast<unsigned>((args.heads + kWarps - 1) / kWarps));
-    launch(gpu, generic_kernel, grid, dim3(kWarps * 32), 0, args);
+    launch(gpu, prefill_any_kernel, grid, dim3(kWarps * 32), 0, args);
 }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -183,7 +183,7 @@ __device__ __forceinline__ void for_parts(const GatherArgs& args, const Body& bo
 
 /// Types without a kernel of their own, and mixtures.
 template <class T, int kDim>
-__global__ void __launch_bounds__(kWarps * 32) gather_any(const GatherArgs args) {
+__global__ void __launch_bounds__(kWarps * 32) prefill_gather_any_kernel(const GatherArgs args) {
     pdl_trigger();
     pdl_wait();
     for_parts<T, kDim>(args, [&](const Tile& tile, int from, T* image) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kWarps * 32) gather_any(const GatherArgs args)
 
 /// K and V of one type. kDim / 16 threads for a key.
 template <class T, DType kType, int kDim>
-__global__ void __launch_bounds__(kKeys* kDim / 16) gather_units(const GatherArgs args) {
+__global__ void __launch_bounds__(kKeys* kDim / 16) prefill_gather_kernel(const GatherArgs args) {
     pdl_trigger();
     pdl_wait();
     const int key_here = static_cast<int>(threadIdx.x) / (kDim / 16), u = static_cast<int>(threadIdx.x) % (kDim / 16);
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kKeys* kDim / 16) gather_units(const GatherArg
 }
 
 /// f32 [key][d], any head_dim up to kMostDim; a multiple of 32 for tq3_0.
-__global__ void __launch_bounds__(kWarps * 32) gather_plain(const GatherArgs args) {
+__global__ void __launch_bounds__(kWarps * 32) prefill_gather_plain_kernel(const GatherArgs args) {
     pdl_trigger();
     pdl_wait();
     constexpr int kRegisters = kMostDim / 32;
@@ -247,7 +247,7 @@ void gather(const Gpu& gpu, const Plan& plan, const KvView& view, Storage storag
     const auto heads = static_cast<unsigned>(view.num_kv_heads);
     if (storage == Storage::f32) {
         const dim3 grid(static_cast<unsigned>(plan.key_tiles), heads);
-        return launch(gpu, gather_plain, grid, dim3(kWarps * 32), 0, args);
+        return launch(gpu, prefill_gather_plain_kernel, grid, dim3(kWarps * 32), 0, args);
     }
     RT_ASSERT(has_tiles(view.head_dim) || has_wide_tiles(view.head_dim));
     const int64_t all = int64_t{plan.key_tiles} * kParts, resident = 8 * int64_t{gpu.info().sm_count};
@@ -256,25 +256,26 @@ void gather(const Gpu& gpu, const Plan& plan, const KvView& view, Storage storag
     const DType type = view.k_dtype == view.v_dtype ? view.k_dtype : DType::tq3_0;  // a mixture: as the general types
     const bool half = storage == Storage::f16;
     if (has_wide_tiles(view.head_dim))
-        return half ? start(gather_any<__half, 256>, kWarps * 32) : start(gather_any<__nv_bfloat16, 256>, kWarps * 32);
+        return half ? start(prefill_gather_any_kernel<__half, 256>, kWarps * 32)
+                    : start(prefill_gather_any_kernel<__nv_bfloat16, 256>, kWarps * 32);
     if (view.head_dim == 64) {
-        if (half && type == DType::f16) return start(gather_units<__half, DType::f16, 64>, kKeys * 4);
-        if (!half) return start(gather_units<__nv_bfloat16, DType::bf16, 64>, kKeys * 4);
-        return start(gather_any<__half, 64>, kWarps * 32);
+        if (half && type == DType::f16) return start(prefill_gather_kernel<__half, DType::f16, 64>, kKeys * 4);
+        if (!half) return start(prefill_gather_kernel<__nv_bfloat16, DType::bf16, 64>, kKeys * 4);
+        return start(prefill_gather_any_kernel<__half, 64>, kWarps * 32);
     }
     constexpr int kThreads = kKeys * 8;
-    if (!half) return start(gather_units<__nv_bfloat16, DType::bf16, 128>, kThreads);
+    if (!half) return start(prefill_gather_kernel<__nv_bfloat16, DType::bf16, 128>, kThreads);
     switch (type) {
         case DType::f16:
-            return start(gather_units<__half, DType::f16, 128>, kThreads);
+            return start(prefill_gather_kernel<__half, DType::f16, 128>, kThreads);
         case DType::f8_e4m3:
-            return start(gather_units<__half, DType::f8_e4m3, 128>, kThreads);
+            return start(prefill_gather_kernel<__half, DType::f8_e4m3, 128>, kThreads);
         case DType::q8_0:
-            return start(gather_units<__half, DType::q8_0, 128>, kThreads);
+            return start(prefill_gather_kernel<__half, DType::q8_0, 128>, kThreads);
         case DType::q4_0:
-            return start(gather_units<__half, DType::q4_0, 128>, kThreads);
+            return start(prefill_gather_kernel<__half, DType::q4_0, 128>, kThreads);
         default:
-            return start(gather_any<__half, 128>, kWarps * 32);
+            return start(prefill_gather_any_kernel<__half, 128>, kWarps * 32);
     }
 }
 

@@ -184,7 +184,7 @@ __device__ __forceinline__ void store_query(const float* head, T* to, int row, i
 }
 
 /// Any head_dim, any rotary width; k in place.
-__global__ void __launch_bounds__(kWarps * 32) prepare_any_kernel(const PrepareArgs args) {
+__global__ void __launch_bounds__(kWarps * 32) prefill_prepare_any_kernel(const PrepareArgs args) {
     pdl_trigger();
     pdl_wait();
     __shared__ float2 turns[kMostDim / 2];
@@ -249,7 +249,7 @@ bool prepare(const Gpu& gpu, const PrepareArgs& args) {
     const bool turns = args.rotary_dim == 0 || args.rotary_dim == 64 || args.rotary_dim == 128;
     const bool stores = args.k == nullptr || (has_store(args.stored.k_dtype) && has_store(args.stored.v_dtype));
     if (args.head_dim != kDim || args.storage == Storage::f32 || !turns || !stores) {
-        launch(gpu, prepare_any_kernel, grid, block, 0, args);
+        launch(gpu, prefill_prepare_any_kernel, grid, block, 0, args);
         return args.k == nullptr;
     }
     launch(gpu, args.storage == Storage::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>, grid, block, 0,

@@ -85,7 +85,7 @@ __device__ __forceinline__ void attend(const AttendArgs& args, const QueryTile& 
 #endif
 
 template <class T, int kDim, bool kSparse>
-__global__ void __launch_bounds__(kStepThreads, 1) mma_kernel(const AttendArgs args) {
+__global__ void __launch_bounds__(kStepThreads, 1) prefill_sm80_kernel(const AttendArgs args) {
     pdl_trigger();
     pdl_wait();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(kStepThreads, 1) mma_kernel(const AttendArgs a
 
 template <class T, int kDim, bool kSparse>
 void start(const Gpu& gpu, const AttendArgs& args) {
-    RT_CUDA(cudaFuncSetAttribute(mma_kernel<T, kDim, kSparse>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    RT_CUDA(cudaFuncSetAttribute(prefill_sm80_kernel<T, kDim, kSparse>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(kShared<kDim>)));
     const auto items = static_cast<unsigned>(args.plan.query_tiles * args.heads);
-    launch(gpu, mma_kernel<T, kDim, kSparse>, dim3(items), dim3(kStepThreads), kShared<kDim>, args);
+    launch(gpu, prefill_sm80_kernel<T, kDim, kSparse>, dim3(items), dim3(kStepThreads), kShared<kDim>, args);
 }
 
 }  // namespace

@@ -255,7 +255,7 @@ __device__ __forceinline__ void consume(const AttendArgs& args, const Shared<kDi
 #endif
 
 template <class T, int kDim, bool kSparse>
-__global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs args) {
+__global__ void __launch_bounds__(kThreads, 1) prefill_sm90_kernel(const AttendArgs args) {
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
@@ -288,11 +288,11 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const AttendArgs arg
 template <class T, int kDim, bool kSparse>
 void start(const Gpu& gpu, const AttendArgs& args) {
     constexpr size_t kShared = shared_bytes(kDim);
-    RT_CUDA(cudaFuncSetAttribute(wgmma_kernel<T, kDim, kSparse>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    RT_CUDA(cudaFuncSetAttribute(prefill_sm90_kernel<T, kDim, kSparse>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(kShared)));
     const int items = args.plan.query_tiles * args.heads;
     const auto blocks = static_cast<unsigned>(std::min(gpu.info().sm_count, items));
-    launch(gpu, wgmma_kernel<T, kDim, kSparse>, dim3(blocks), dim3(kThreads), kShared, args);
+    launch(gpu, prefill_sm90_kernel<T, kDim, kSparse>, dim3(blocks), dim3(kThreads), kShared, args);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ __device__ __forceinline__ int count_keys(const Plan& plan) {
 
 /// Grid: (key tiles, KV heads). A thread adds up eight columns of every eighth or sixteenth key.
 template <class T, int kDim>
-__global__ void __launch_bounds__(128) means_kernel(const __grid_constant__ ChooseArgs args) {
+__global__ void __launch_bounds__(128) sparse_means_kernel(const __grid_constant__ ChooseArgs args) {
     pdl_trigger();
     pdl_wait();
     constexpr int kColumns = kDim / 8, kGroups = 128 / kColumns;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(128) means_kernel(const __grid_constant__ Choo
 }
 
 /// f32 [kv head][key tile][d], from plain tiles. Grid: (key tiles, KV heads).
-__global__ void __launch_bounds__(kMostDim) means_plain_kernel(const __grid_constant__ ChooseArgs args) {
+__global__ void __launch_bounds__(kMostDim) sparse_means_plain_kernel(const __grid_constant__ ChooseArgs args) {
     pdl_trigger();
     pdl_wait();
     const int tile = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y), d = args.attend.head_dim;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void estimate(const ChooseArgs& args, const QueryTile
 #endif
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(kStepThreads) estimate_kernel(const __grid_constant__ ChooseArgs args) {
+__global__ void __launch_bounds__(kStepThreads) sparse_estimate_kernel(const __grid_constant__ ChooseArgs args) {
     pdl_trigger();
     pdl_wait();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kStepThreads) estimate_kernel(const __grid_con
 }
 
 /// The same in f32 from plain tiles: right, not fast. A step is one mean at a time, a thread a row.
-__global__ void __launch_bounds__(kTile) estimate_plain_kernel(const __grid_constant__ ChooseArgs args) {
+__global__ void __launch_bounds__(kTile) sparse_estimate_plain_kernel(const __grid_constant__ ChooseArgs args) {
     pdl_trigger();
     pdl_wait();
     __shared__ float parts[kTile / 32], scores_of_step[kTile][kStep + 1];
@@ -303,8 +303,8 @@ void start(const Gpu& gpu, const ChooseArgs& args) {
     constexpr size_t kShared = size_t{2} * kStep * kDim * 2;
     const Plan& plan = args.attend.plan;
     const dim3 tiles(static_cast<unsigned>(plan.key_tiles), static_cast<unsigned>(args.attend.kv_heads));
-    launch(gpu, means_kernel<T, kDim>, tiles, dim3(128), 0, args);
-    launch(gpu, estimate_kernel<T, kDim>, dim3(static_cast<unsigned>(plan.query_tiles * args.attend.heads)),
+    launch(gpu, sparse_means_kernel<T, kDim>, tiles, dim3(128), 0, args);
+    launch(gpu, sparse_estimate_kernel<T, kDim>, dim3(static_cast<unsigned>(plan.query_tiles * args.attend.heads)),
            dim3(kStepThreads), kShared, args);
 }
 
@@ -315,8 +315,8 @@ void choose_tiles(const Gpu& gpu, const ChooseArgs& args, Storage storage) {
     const auto items = static_cast<unsigned>(plan.query_tiles * args.attend.heads);
     if (storage == Storage::f32) {
         const dim3 tiles(static_cast<unsigned>(plan.key_tiles), static_cast<unsigned>(args.attend.kv_heads));
-        launch(gpu, means_plain_kernel, tiles, dim3(kMostDim), 0, args);
-        launch(gpu, estimate_plain_kernel, dim3(items), dim3(kTile), 0, args);
+        launch(gpu, sparse_means_plain_kernel, tiles, dim3(kMostDim), 0, args);
+        launch(gpu, sparse_estimate_plain_kernel, dim3(items), dim3(kTile), 0, args);
     } else {
         with_tiles(storage, static_cast<int>(args.attend.head_dim),
                    [&](auto zero, auto dim) { start<decltype(zero), decltype(dim)::value>(gpu, args); });

@@ -25,7 +25,7 @@ __device__ __forceinline__ uint2 load_weight64(const void* p) {
     asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
     return v;
 }
-/// Written by an earlier kernel, and perhaps read above the own wait (see gate_up_kernel): past L1.
+/// Written by an earlier kernel, and perhaps read above the own wait (see experts_any_gate_up_kernel): past L1.
 __device__ __forceinline__ int32_t load_shared_i32(const int32_t* p) {
     int32_t v;
     asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

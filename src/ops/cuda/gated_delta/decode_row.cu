@@ -379,7 +379,7 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
         launch_row(*ctx.gpu, a, view, batch.sequences());
         return out;
     }
-    if (launch_delta_few(*ctx.gpu, a, n, batch.sequences())) return out;
+    if (launch_delta_verify(*ctx.gpu, a, n, batch.sequences())) return out;
     a.by_chunks = a.update && ctx.family == Family::prefill && n >= kDeltaChunk && takes_delta_chunks(*ctx.gpu, view);
     launch_delta_chain(ctx, a, batch);
     launch_delta_norm(ctx, a, n);

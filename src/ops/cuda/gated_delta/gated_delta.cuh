@@ -119,7 +119,7 @@ inline constexpr int kDeltaChunk = 64;
 /// Prepared rows (q and a.kept) through the states in chunks, as launch_delta_chain leaves them.
 void launch_delta_chunks(Context& ctx, const DeltaArgs& a, const float* q, int64_t rows, int64_t sequences);
 /// Few rows that are stashed, of few heads: all of it in one kernel. False: not these, and nothing is launched.
-bool launch_delta_few(const Gpu& gpu, const DeltaArgs& a, int64_t rows, int64_t sequences);
+bool launch_delta_verify(const Gpu& gpu, const DeltaArgs& a, int64_t rows, int64_t sequences);
 /// a.out behind the norm and the gate.
 void launch_delta_norm(Context& ctx, const DeltaArgs& a, int64_t n);
 /// The slots' convolution inputs behind the rows of the step.

@@ -42,13 +42,13 @@ constexpr int kElements = kDim / 32;
 
 /// Shared memory: q and k [rows, kDim], v [rows, columns], gates [rows, 4], outputs of the CTA's own rows, where the
 /// taps of rows lie [rows, 4]; then (trees) the plan and the kept states.
-struct FewLayout {
+struct VerifyLayout {
     int rows, outputs, taps, plan, slots;
     int heads;       // value heads of a key head; tiled: key heads
     uint32_t magic;  // h / heads = h * magic >> 20
     float query_factor = 1.0f / std::sqrt(static_cast<float>(kDim));
 
-    FewLayout(int rows_, int columns, int heads_)
+    VerifyLayout(int rows_, int columns, int heads_)
         : rows(rows_),
           outputs(4 * rows * (2 * kDim + columns + 4)),
           taps(outputs + 4 * (rows * columns / kDim + 1) * kDim),
@@ -62,7 +62,7 @@ struct FewLayout {
 
 /// Where the convolution's input of a row lies, `tap` positions before it; null: it counts as zeros. As delta_taps().
 template <bool kTree>
-__device__ __forceinline__ const float* few_tap(const DeltaArgs& a, const DeltaPlace& at, int row, int tap) {
+__device__ __forceinline__ const float* verify_tap(const DeltaArgs& a, const DeltaPlace& at, int row, int tap) {
     const int position = (kTree ? delta_early(a.positions + at.first + row) : at.committed + row) - tap;
     if (position < at.committed)
         return position < 0 ? nullptr
@@ -76,7 +76,7 @@ __device__ __forceinline__ const float* few_tap(const DeltaArgs& a, const DeltaP
 }
 
 /// Four neighbouring channels, all taps, the newest first: no branches, nothing waits.
-struct FewInputs {
+struct VerifyInputs {
     float x[kDeltaTaps][4];
 
     __device__ __forceinline__ void ask(const float* const* taps, int channel) {
@@ -92,7 +92,7 @@ struct FewInputs {
     }
 };
 /// Their weights [channel], the oldest tap's first. Also above pdl_wait().
-struct FewWeights {
+struct VerifyWeights {
     float w[4][kDeltaTaps];
 
     __device__ __forceinline__ void ask(const float* weights, int channel) {
@@ -105,27 +105,27 @@ struct FewWeights {
     }
 };
 /// silu(x), as DeltaConvolution and delta_gate() have it.
-__device__ __forceinline__ void few_silu(const float (&x)[4], float (&y)[4]) {
+__device__ __forceinline__ void verify_silu(const float (&x)[4], float (&y)[4]) {
     float divisor[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) divisor[i] = __fadd_rn(1.0f, expf(-x[i]));
     quotients(x, divisor, y);
 }
-__device__ __forceinline__ float4 few_convolution(const FewInputs& inputs, const FewWeights& weights) {
+__device__ __forceinline__ float4 verify_convolution(const VerifyInputs& inputs, const VerifyWeights& weights) {
     float sum[4] = {}, y[4];
 #pragma unroll
     for (int i = 0; i < kDeltaTaps; ++i)
 #pragma unroll
         for (int c = 0; c < 4; ++c) sum[c] = __fmaf_rn(weights.w[c][i], inputs.x[kDeltaTaps - 1 - i][c], sum[c]);
-    few_silu(sum, y);
+    verify_silu(sum, y);
     return make_float4(y[0], y[1], y[2], y[3]);
 }
 __device__ __forceinline__ void store_four(float* to, float4 x) { *reinterpret_cast<float4*>(to) = x; }
-__device__ __forceinline__ void store_newest(float* to, const FewInputs& inputs) {
+__device__ __forceinline__ void store_newest(float* to, const VerifyInputs& inputs) {
     store_four(to, make_float4(inputs.x[0][0], inputs.x[0][1], inputs.x[0][2], inputs.x[0][3]));
 }
 /// Elements lane + 32 c of a head in shared memory.
-__device__ __forceinline__ void few_elements(const float* from, float (&x)[kElements]) {
+__device__ __forceinline__ void verify_elements(const float* from, float (&x)[kElements]) {
 #pragma unroll
     for (int c = 0; c < kElements; ++c) x[c] = from[threadIdx.x % 32 + 32 * c];
 }
@@ -144,13 +144,13 @@ __device__ __forceinline__ void send_if(int wanted, uint32_t to, float x, uint32
 /// Grid: value heads times CTAs of a cluster, sequences; layout.rows: at least those of any sequence.
 template <int kWarps, bool kTree>
 __global__ void __launch_bounds__(32 * kWarps)
-    delta_few_kernel(const __grid_constant__ DeltaArgs a, const __grid_constant__ FewLayout layout) {
+    delta_verify_kernel(const __grid_constant__ DeltaArgs a, const __grid_constant__ VerifyLayout layout) {
 #ifdef RT_CLUSTER_KERNEL
     using Tile = DeltaTile<8, 4>;
     using Piece = Tile::Piece;
     static_assert(Tile::kOwned == kColumnsOf);
     constexpr int kColumns = kColumnsOf * kWarps, kCtas = kDim / kColumns;
-    extern __shared__ float4 few_shared[];
+    extern __shared__ float4 verify_shared[];
     __shared__ Inbox rows_there, outputs_there;
     pdl_trigger();
     const DeltaSizes& z = a.sizes;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     const int first_column = rank * kColumns, own = warp * kColumnsOf + Tile::first_column();
     const int column = 4 * (thread % (kColumns / 4)), first_value = thread / (kColumns / 4);  // of v
     const int value_channel = 2 * keys + at.h * kDim + first_column + column;
-    FewWeights key_weights, value_weights;
+    VerifyWeights key_weights, value_weights;
     key_weights.ask(a.conv_weights, key_channel);
     value_weights.ask(a.conv_weights, value_channel);
     const float dt_bias = __uint_as_float(EarlyLoad::one(a.dt_bias + at.h)),
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     if (at.committed == 0) tile.clear();
     else tile.load_all<kDim>(a.state + at.slot * z.state_elements + at.h * (kDim * kDim) + first_column + own);
 
-    auto* const bytes = reinterpret_cast<unsigned char*>(few_shared);
+    auto* const bytes = reinterpret_cast<unsigned char*>(verify_shared);
     float* const q = reinterpret_cast<float*>(bytes);
     float* const k = q + layout.rows * kDim;
     float* const v = k + layout.rows * kDim;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     constexpr int kSlot = kDim * kColumns * 4 / static_cast<int>(sizeof(Piece));
 #pragma unroll 1
     for (int i = thread; i < kDeltaTaps * at.n; i += 32 * kWarps)
-        taps[i] = few_tap<kTree>(a, at, i / kDeltaTaps, i % kDeltaTaps);
+        taps[i] = verify_tap<kTree>(a, at, i / kDeltaTaps, i % kDeltaTaps);
     if constexpr (kTree) {
         if (plan_tree(a.parent, plan, at.first, at.n)) tile.keep(kept);
     }
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     // All that is needed first is asked for before any of it is used, and of loops what the next turn needs.
     float* const stash = a.kept.at + int64_t{at.first} * a.kept.stride;
     int row = rank + kCtas * (warp / 2);
-    FewInputs inputs, values;
+    VerifyInputs inputs, values;
     if (row < at.n) inputs.ask(taps + kDeltaTaps * row, key_channel);
     if (first_value < at.n) values.ask(taps + kDeltaTaps * first_value, value_channel);
     const bool has_gates = warp == kWarps - 1 && lane < at.n;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int turns = (at.n - rank + kRowStep - 1) / kRowStep; turns > 0; --turns, row += kRowStep) {
         const bool there = row < at.n;
         if (there) {
-            const float4 y = few_convolution(inputs, key_weights);
+            const float4 y = verify_convolution(inputs, key_weights);
             float* const to = (warp % 2 == 0 ? q : k) + row * kDim;
             store_four(to + 4 * lane, y);
             float* const keep = stash + row * a.kept.stride;
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(32 * kWarps)
             if (row + kRowStep < at.n) inputs.ask(taps + kDeltaTaps * (row + kRowStep), key_channel);
             __syncwarp();
             float x[kElements];
-            few_elements(to, x);
+            verify_elements(to, x);
             const float factor = __fmul_rn(delta_factor(delta_squares(x, kDim, 0.0f)), last_factor);
             const float4 scaled = make_float4(__fmul_rn(y.x, factor), __fmul_rn(y.y, factor), __fmul_rn(y.z, factor),
                                               __fmul_rn(y.w, factor));
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
 #pragma unroll 1
     for (int r = first_value; r < at.n; r += kTogether) {
-        const float4 y = few_convolution(values, value_weights);
+        const float4 y = verify_convolution(values, value_weights);
         float* const keep = stash + r * a.kept.stride + value_channel;
         store_newest(keep, values);
         if (r + kTogether < at.n) values.ask(taps + kDeltaTaps * (r + kTogether), value_channel);
@@ -315,8 +315,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll 1
     for (int r = first_row; r < at.n; r += kCtas * kWarps) {
         float o[kElements], silu[kElements];
-        few_elements(outputs + r / kCtas * kDim, o);
-        few_silu(gate, silu);
+        verify_elements(outputs + r / kCtas * kDim, o);
+        verify_silu(gate, silu);
         const float scale = rms_scale(warp_sum(delta_squares(o, kDim, 0.0f)), kDim, a.eps);
         float* const out = a.out + (at.first + r) * cols + at.h * kDim + lane;
 #pragma unroll
@@ -339,13 +339,13 @@ bool aligned(const DeltaMatrix& m) { return aligned(m.data) && m.stride % 4 == 0
 
 /// False if not all clusters are on the chip at once.
 template <int kWarps>
-bool launch_few(const Gpu& gpu, const DeltaArgs& a, int64_t rows, int64_t sequences) {
+bool launch_verify(const Gpu& gpu, const DeltaArgs& a, int64_t rows, int64_t sequences) {
     constexpr int kColumns = kColumnsOf * kWarps, kCtas = kDim / kColumns;
     const DeltaSizes& z = a.sizes;
     const int heads = z.tiled ? z.key_heads : z.value_heads / z.key_heads;
-    const FewLayout layout(static_cast<int>(rows), kColumns, heads);
+    const VerifyLayout layout(static_cast<int>(rows), kColumns, heads);
     const bool tree = a.parent != nullptr;
-    auto* const kernel = tree ? delta_few_kernel<kWarps, true> : delta_few_kernel<kWarps, false>;
+    auto* const kernel = tree ? delta_verify_kernel<kWarps, true> : delta_verify_kernel<kWarps, false>;
     const int64_t needed = tree ? layout.slots + delta_slots(rows) * kDim * kColumns * 4 : layout.plan;
     // So much shared memory that no SM takes more than its share.
     const int64_t clusters = z.value_heads * sequences,
@@ -362,14 +362,14 @@ bool launch_few(const Gpu& gpu, const DeltaArgs& a, int64_t rows, int64_t sequen
 
 }  // namespace
 
-bool launch_delta_few(const Gpu& gpu, const DeltaArgs& a, int64_t rows, int64_t sequences) {
+bool launch_delta_verify(const Gpu& gpu, const DeltaArgs& a, int64_t rows, int64_t sequences) {
     const DeltaSizes& z = a.sizes;
     if (!gpu.hopper() || a.update || a.kept.at == nullptr || rows > kMostRows || z.width != kDeltaTaps ||
         z.key_dim != kDim || z.value_dim != kDim || !aligned(a.conv_weights) || !aligned(a.conv) || !aligned(a.qkv) ||
         !aligned(a.kept.at) || (a.kept.stride | a.kept.heads_at) % 4 != 0)
         return false;
-    return (4 * z.value_heads * sequences <= gpu.info().sm_count && launch_few<4>(gpu, a, rows, sequences)) ||
-           launch_few<8>(gpu, a, rows, sequences);
+    return (4 * z.value_heads * sequences <= gpu.info().sm_count && launch_verify<4>(gpu, a, rows, sequences)) ||
+           launch_verify<8>(gpu, a, rows, sequences);
 }
 
 }  // namespace riptide::ops

@@ -14,23 +14,23 @@ namespace riptide::ops::cuda::decode {
 // Every function below gives nothing if the kernel does not fit.
 
 /// kquant_i8.cu, kquant_i8_rows4.cu: a warp has `batch` rows of Q4_K (or batch6 of Q6_K) of 2,048 columns at once.
-struct LeanFit {
+struct Row1Fit {
     int32_t warp_bytes = 0;
     int64_t shared = 0;
 };
 /// batches: of all matrices. n: rows of x.
-std::optional<LeanFit> fit_lean(const Chip& chip, int64_t n, int64_t batches, bool any_q6, int batch, int batch6);
+std::optional<Row1Fit> fit_row1_whole(const Chip& chip, int64_t n, int64_t batches, bool any_q6, int batch, int batch6);
 /// The shared memory of a CTA that has a row of Q4_K in 16 warps: `rows` of them, 1,024 * steps columns.
-std::optional<int64_t> fit_lean_split(const Chip& chip, int64_t n, int64_t rows, int steps);
+std::optional<int64_t> fit_row1_split(const Chip& chip, int64_t n, int64_t rows, int steps);
 
 /// bf16_small_sm90.cu. singles: whether f32 rows come last.
-struct LineFit {
+struct Bf16SmallFit {
     int windows = 0, quads = 0;
     int64_t ctas = 0, shared = 0;
 };
 /// Dynamic shared memory of a CTA at most.
-int64_t line_room(const Chip& chip);
-std::optional<LineFit> fit_line(const Chip& chip, int64_t cols, int64_t batches, bool singles);
+int64_t bf16_small_room(const Chip& chip);
+std::optional<Bf16SmallFit> fit_bf16_small(const Chip& chip, int64_t cols, int64_t batches, bool singles);
 
 /// float.cu: batches of four rows of weights.
 struct FloatFit {
@@ -70,15 +70,15 @@ struct TileFit {
 };
 std::optional<TileFit> fit_tile(const Chip& chip, int64_t cols, int64_t n, int64_t stage_bytes, bool q6);
 /// normed: the kernel normalises x itself. pairs: it multiplies gate and up.
-std::optional<TileFit> fit_eight(const Chip& chip, int64_t cols, int64_t n, bool normed, bool pairs);
+std::optional<TileFit> fit_q8(const Chip& chip, int64_t cols, int64_t n, bool normed, bool pairs);
 
 /// kquant_i8_narrow_sm90.cu: of 2,048 columns a CTA has all, of more the four CTAs of a cluster have `blocks` each.
-struct ManyFit {
+struct NarrowFit {
     int tiles = 0, cluster = 1, blocks = 8;
     int32_t stages = 0;
     int64_t shared = 0;
 };
-std::optional<ManyFit> fit_many(const Chip& chip, int64_t cols, int64_t n, int64_t stage_bytes);
+std::optional<NarrowFit> fit_narrow(const Chip& chip, int64_t cols, int64_t n, int64_t stage_bytes);
 
 /// kquant_i8_wide_sm90.cu.
 struct WideFit {
@@ -90,17 +90,17 @@ struct WideFit {
 std::optional<WideFit> fit_wide(const Chip& chip, int64_t cols, int64_t n, DType type, bool q6);
 
 /// kquant_f16_mma_sm90.cu, kquant_f16_wgmma_sm90.cu, kquant_f16_row1_sm90.cu: where things lie in shared memory.
-struct HalfFit {
+struct F16Fit {
     int tiles = 0, cluster = 1;
     int32_t teams = 0, stages = 0, slot_bytes = 0;
     int32_t sums_at = 0, scales_at = 0, data_at = 0, high_at = 0, heads_at = 0, meeting_at = 0, inbox_at = 0,
             terms_at = 0, floats_at = 0, float_weights_at = 0;
     int64_t shared = 0;
 };
-std::optional<HalfFit> fit_half_rows(const Chip& chip, int64_t cols, int64_t n, bool q6);
-std::optional<HalfFit> fit_half_chain(const Chip& chip, int64_t cols, int64_t n, bool q6);
+std::optional<F16Fit> fit_f16_rows(const Chip& chip, int64_t cols, int64_t n, bool q6);
+std::optional<F16Fit> fit_f16_chain(const Chip& chip, int64_t cols, int64_t n, bool q6);
 /// floats: bytes of a staged row of floats, if float matrices are beside; float_row: those of their longest row.
-std::optional<HalfFit> fit_half_row(const Chip& chip, int64_t cols, ActKind kind, bool q6, int64_t floats,
-                                    int64_t float_row);
+std::optional<F16Fit> fit_f16_row(const Chip& chip, int64_t cols, ActKind kind, bool q6, int64_t floats,
+                                  int64_t float_row);
 
 }  // namespace riptide::ops::cuda::decode

@@ -30,7 +30,7 @@ __device__ __forceinline__ void load_eight(const float* x, int c, int cols, floa
 /// Row blockIdx.x. CTA y of `parts` rounds columns 2,048 y .. for the products, and stages them as floats if those are
 /// wanted; if not, and x is normalised, one CTA more finds 1 / rms. kChain: for kquant_f16_wgmma_sm90.cu.
 template <bool kNorm, bool kChain>
-__global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_constant__ HalfPrepareArgs a) {
+__global__ void __launch_bounds__(kThreads) kquant_f16_prepare_kernel(const __grid_constant__ F16PrepareArgs a) {
 #if __CUDA_ARCH__ >= 900
     constexpr int kSquares = 3;  // pieces of a thread at a time
     __shared__ float partial[kWarps];
@@ -61,14 +61,14 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
 #pragma unroll
         for (int i = 0; i < 8; ++i) w[i] = kNorm ? __fmul_rn(v[i], by[i]) : v[i];
         if constexpr (kChain) {
-            const int all = (kHalfBlock + 4) * columns;
+            const int all = (kF16Block + 4) * columns;
             char* const to = a.units + static_cast<int64_t>(block % 8 * a.layout.steps + block / 8) * all;
-            put_half_block(PieceUnits{to + row / 8 * 128 + row % 8 * 16, columns},
-                           to + kHalfUnits * columns + kHalfSums * row,
-                           reinterpret_cast<float*>(to + kHalfBlock * columns) + row, w);
+            put_f16_block(PieceUnits{to + row / 8 * 128 + row % 8 * 16, columns},
+                          to + kF16Units * columns + kF16Sums * row,
+                          reinterpret_cast<float*>(to + kF16Block * columns) + row, w);
         } else {
-            put_half_block(RowUnits{a.units + kHalfUnits * of_row, row % 2 != 0}, a.sums + kHalfSums * of_row,
-                           a.scales + columns * at + row, w);
+            put_f16_block(RowUnits{a.units + kF16Units * of_row, row % 2 != 0}, a.sums + kF16Sums * of_row,
+                          a.scales + columns * at + row, w);
         }
     }
     if (rounds && !floats) return;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) half_prepare_kernel(const __grid_con
 }
 
 /// One matrix, or two that lie `apart` bytes from each other.
-struct HalfPlane {
+struct F16Plane {
     const char* data;
     int64_t rows, blocks, apart;
     int strip_rows;
@@ -94,7 +94,7 @@ struct HalfPlane {
 };
 
 /// `each` bytes for each block of 256 columns, in boxes of `chains` blocks of four.
-CUtensorMap half_boxes(const HalfPlane& plane, int each, int chains) {
+CUtensorMap f16_boxes(const F16Plane& plane, int each, int chains) {
     prefill::BoxedTensor t;
     t.data = plane.data;
     t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -109,7 +109,7 @@ CUtensorMap half_boxes(const HalfPlane& plane, int each, int chains) {
     t.box[2] = static_cast<cuuint32_t>(chains), t.box[4] = static_cast<cuuint32_t>(t.extents[4]);
     return prefill::encode(t);
 }
-CUtensorMap half_heads(const HalfPlane& plane, int chains) {
+CUtensorMap f16_heads(const F16Plane& plane, int chains) {
     prefill::BoxedTensor t;
     t.data = plane.data;
     t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -127,10 +127,11 @@ CUtensorMap half_heads(const HalfPlane& plane, int chains) {
 }
 
 /// The rows of a launch of the plan.
-void multiply_half(Context& ctx, HalfGroup& group, const linear::Launch& launch, const ActSource& x, int64_t cols) {
+void kquant_f16_multiply(Context& ctx, F16Group& group, const linear::Launch& launch, const ActSource& x,
+                         int64_t cols) {
     const ArenaScope scope(*ctx.arena);
     group.cut(kStripRows);
-    HalfArgs& a = group.a;
+    F16Args& a = group.a;
     a.n = static_cast<int32_t>(launch.rows);
     a.cols = static_cast<int32_t>(cols);
     a.quads = static_cast<int32_t>(cols / 1024);
@@ -142,30 +143,30 @@ void multiply_half(Context& ctx, HalfGroup& group, const linear::Launch& launch,
     ActSource from = x;
     from.rows += launch.row * x.stride;
     if (x.kind != ActKind::norm) from.norm = nullptr;
-    if (launch.kernel == linear::Kernel::kquant_f16_row1_sm90) launch_half_row(ctx, group, from);
-    else if (launch.kernel == linear::Kernel::kquant_f16_mma_sm90) launch_half_rows(ctx, group, from);
-    else launch_half_chain(ctx, group, from);
+    if (launch.kernel == linear::Kernel::kquant_f16_row1_sm90) launch_f16_row(ctx, group, from);
+    else if (launch.kernel == linear::Kernel::kquant_f16_mma_sm90) launch_f16_rows(ctx, group, from);
+    else launch_f16_chain(ctx, group, from);
 }
 
 }  // namespace
 
-void prepare_half(Context& ctx, HalfArgs& a, const ActSource& x, const HalfLayout& layout) {
+void kquant_f16_prepare(Context& ctx, F16Args& a, const ActSource& x, const F16Layout& layout) {
     const bool norm = x.kind == ActKind::norm, chain = layout.steps > 0, floats = a.floats.bytes > 0;
     const int64_t blocks = 4 * a.quads;
     const auto take = [&ctx](int64_t bytes) {
         return bytes == 0 ? nullptr : static_cast<char*>(ctx.arena->allocate(bytes));
     };
-    HalfPrepareArgs p = {};
+    F16PrepareArgs p = {};
     p.x = x, p.layout = layout, p.n = a.n, p.cols = a.cols, p.float_bytes = a.floats.bytes;
-    p.units = take(chain ? int64_t{8} * layout.steps * (kHalfBlock + 4) * layout.columns : kHalfUnits * blocks * a.n);
-    p.sums = take(chain ? 0 : kHalfSums * blocks * a.n);
+    p.units = take(chain ? int64_t{8} * layout.steps * (kF16Block + 4) * layout.columns : kF16Units * blocks * a.n);
+    p.sums = take(chain ? 0 : kF16Sums * blocks * a.n);
     p.scales = reinterpret_cast<float*>(take(chain ? 0 : 4 * blocks * layout.columns));
     p.floats = take(a.n * a.floats.bytes);
     p.rms = reinterpret_cast<float*>(take(norm ? 4 * a.n : 0));
     p.flags = reinterpret_cast<int32_t*>(take(4 * layout.flag_count));
     const int parts = (a.cols + 2047) / 2048, more = norm && !floats ? 1 : 0;
-    auto* kernel = norm ? half_prepare_kernel<true, false> : half_prepare_kernel<false, false>;
-    if (chain) kernel = norm ? half_prepare_kernel<true, true> : half_prepare_kernel<false, true>;
+    auto* kernel = norm ? kquant_f16_prepare_kernel<true, false> : kquant_f16_prepare_kernel<false, false>;
+    if (chain) kernel = norm ? kquant_f16_prepare_kernel<true, true> : kquant_f16_prepare_kernel<false, true>;
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(a.n), static_cast<unsigned>(parts + more)), kThreads, 0, p);
     a.x = {};
     a.x.kind = ActKind::staged;
@@ -174,7 +175,7 @@ void prepare_half(Context& ctx, HalfArgs& a, const ActSource& x, const HalfLayou
     a.units = p.units, a.sums = p.sums, a.scales = p.scales, a.rms = p.rms, a.flags = p.flags;
 }
 
-void HalfGroup::add(const Weight& weight, float* y) {
+void F16Group::add(const Weight& weight, float* y) {
     const Matrix m = matrix_of(weight);
     const bool six = weight.dtype == DType::planes_q6_k;
     q6 = q6 || six;
@@ -182,7 +183,7 @@ void HalfGroup::add(const Weight& weight, float* y) {
     a.m[a.matrices++] = {tile_planes(m).d, y, m.rows, 0, six ? 1 : 0};
 }
 
-void HalfGroup::cut(int strip_rows) {
+void F16Group::cut(int strip_rows) {
     const bool pair = a.gate_up != 0;
     a.strips = 0;
     for (int i = 0; i < (pair ? 1 : a.matrices); ++i) {
@@ -192,51 +193,51 @@ void HalfGroup::cut(int strip_rows) {
     }
 }
 
-void HalfGroup::add_gate_up(const Weight& gate, const Weight& up, float* out) {
+void F16Group::add_gate_up(const Weight& gate, const Weight& up, float* out) {
     const bool swapped = gate.data > up.data;  // the first one lies lower
     add(swapped ? up : gate, out);
     add(swapped ? gate : up, nullptr);
     a.gate_up = swapped ? 2 : 1;
 }
 
-HalfMaps HalfGroup::maps(int chains, int strip_rows) const {
-    HalfMaps maps = {};
+F16Maps F16Group::maps(int chains, int strip_rows) const {
+    F16Maps maps = {};
     const bool pair = a.gate_up != 0;
     for (int i = 0; i < (pair ? 1 : a.matrices); ++i) {
         const TilePlanes planes = tile_planes(matrix_of(*w[i]));
         const TilePlanes second = pair ? tile_planes(matrix_of(*w[1])) : planes;
         const auto plane = [&](const char* data, const char* other) {
-            return HalfPlane{data, w[i]->rows, 4 * a.quads, other - data, strip_rows};
+            return F16Plane{data, w[i]->rows, 4 * a.quads, other - data, strip_rows};
         };
-        maps.data[i] = half_boxes(plane(planes.data, second.data), 128, chains);
-        maps.heads[i] = half_heads(plane(planes.scales, second.scales), chains);
-        if (a.m[i].q6 != 0) maps.high[i] = half_boxes(plane(planes.high, second.high), 64, chains);
+        maps.data[i] = f16_boxes(plane(planes.data, second.data), 128, chains);
+        maps.heads[i] = f16_heads(plane(planes.scales, second.scales), chains);
+        if (a.m[i].q6 != 0) maps.high[i] = f16_boxes(plane(planes.high, second.high), 64, chains);
     }
     return maps;
 }
 
-void half_multiply(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols,
-                   std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual) {
-    HalfGroup group;
+void f16_multiply(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols,
+                  std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual) {
+    F16Group group;
     for (size_t i = 0; i < weights.size(); ++i) {
         if (is_planes(weights[i]->dtype)) group.add(*weights[i], y[i].row(0));
         else group.a.floats.add(*weights[i], y[i].row(0));
     }
     group.a.residual = residual == nullptr ? nullptr : residual->row(0);
-    multiply_half(ctx, group, launch, x, cols);
+    kquant_f16_multiply(ctx, group, launch, x, cols);
 }
 
-void half_gate_up(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols, const Weight& gate,
-                  const Weight& up, float* out) {
-    HalfGroup group;
+void f16_gate_up(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols, const Weight& gate,
+                 const Weight& up, float* out) {
+    F16Group group;
     group.add_gate_up(gate, up, out);
-    multiply_half(ctx, group, launch, x, cols);
+    kquant_f16_multiply(ctx, group, launch, x, cols);
 }
 
 }  // namespace riptide::ops::cuda::decode
 
 namespace riptide::ops::cuda {
 
-bool wants_int8(const Gpu& gpu, const Weight& w) { return is_planes(w.dtype) && !linear::half_weight(chip_of(gpu), w); }
+bool wants_int8(const Gpu& gpu, const Weight& w) { return is_planes(w.dtype) && !linear::f16_weight(chip_of(gpu), w); }
 
 }  // namespace riptide::ops::cuda

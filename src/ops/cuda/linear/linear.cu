@@ -51,10 +51,9 @@ __global__ void __launch_bounds__(kThreads) prepare_plain_kernel(ActSource x, Ac
 
 template <int G, int S, bool Whole>
 MatmulKernel k_quant_kernel(int p) {
-    if (p == 1) return plane_matmul_kernel<KQuants, G, S, Whole, 1>;
+    if (p == 1) return any_planes_kernel<KQuants, G, S, Whole, 1>;
     constexpr int kFewer = G > 3 ? 3 : G;  // registers
-    return p == 2 ? plane_matmul_kernel<KQuants, kFewer, S, Whole, 2>
-                  : plane_matmul_kernel<KQuants, kFewer, S, Whole, 4>;
+    return p == 2 ? any_planes_kernel<KQuants, kFewer, S, Whole, 2> : any_planes_kernel<KQuants, kFewer, S, Whole, 4>;
 }
 
 MatmulKernel choose_kernel(const MatmulArgs& a, bool k_quants) {
@@ -226,31 +225,31 @@ void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t
         case Kernel::kquant_f16_row1_sm90:
         case Kernel::kquant_f16_mma_sm90:
         case Kernel::kquant_f16_wgmma_sm90:
-            return half_multiply(ctx, launch, x, cols, w, y, residual);
+            return f16_multiply(ctx, launch, x, cols, w, y, residual);
         case Kernel::kquant_i8_whole5:
         case Kernel::kquant_i8_whole6:
         case Kernel::kquant_i8_split:
         case Kernel::kquant_i8_stream:
-            return lean_multiply(ctx, launch.kernel, x, cols, w, y, residual);
+            return kquant_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual);
         case Kernel::kquant_i8_rows4_whole5:
         case Kernel::kquant_i8_rows4_whole6:
         case Kernel::kquant_i8_rows4_split:
-            return few_multiply(ctx, launch.kernel, x, cols, n, w, y, residual);
+            return kquant_i8_rows4_multiply(ctx, launch.kernel, x, cols, n, w, y, residual);
         case Kernel::bf16_small_sm90:
-            return line_multiply(ctx, x, cols, w, y, residual);
+            return bf16_small_multiply(ctx, x, cols, w, y, residual);
         case Kernel::float_row1:
         case Kernel::float_rows:
             return float_multiply(ctx, x, cols, n, w, y, residual);
         case Kernel::kquant_i8_wide_row1_sm90:
-            return dense_multiply_row(ctx, x, cols, w, y, residual);
+            return kquant_i8_wide_row1_multiply(ctx, x, cols, w, y, residual);
         case Kernel::kquant_i8_wide_sm90:
-            return dense_multiply(ctx, x, cols, n, w, y, residual);
+            return kquant_i8_wide_multiply(ctx, x, cols, n, w, y, residual);
         case Kernel::kquant_i8_narrow_sm90:
-            return many_multiply(ctx, x, cols, n, w, y, residual);
+            return kquant_i8_narrow_multiply(ctx, x, cols, n, w, y, residual);
         case Kernel::kquant_i8_sm80:
             return tile_multiply(ctx, x, cols, n, w, y, residual);
         case Kernel::q8_i8_sm80:
-            return eight_multiply(ctx, x, cols, n, w, y, residual);
+            return q8_i8_multiply(ctx, x, cols, n, w, y, residual);
         case Kernel::any:
             return launch_group(ctx, x, cols, n, w, y, residual);
         case Kernel::gemm_fp8_sm90:  // of the prefill family
@@ -298,7 +297,7 @@ std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm
     const bool draft = ctx.family == Family::draft;
     const Chip chip = chip_of(*ctx.gpu);
     const bool want_float = std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
-        return !is_planes(w->dtype) || linear::half_weight(chip, *w) || (draft && linear::draft_weight(chip, *w));
+        return !is_planes(w->dtype) || linear::f16_weight(chip, *w) || (draft && linear::draft_weight(chip, *w));
     });
     return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual);
 }

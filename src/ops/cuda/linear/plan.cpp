@@ -55,7 +55,7 @@ bool plain_float(const Weight& w) {
     return (w.dtype == DType::f32 || w.dtype == DType::f16 || w.dtype == DType::bf16) && w.scales == nullptr &&
            w.rows > 0;
 }
-bool lean_weight(const Weight& w) {
+bool row1_weight(const Weight& w) {
     return (w.dtype == kQ4 || w.dtype == kQ6) && w.scale == 1.0f && w.rows * w.cols <= int64_t{1} << 31;
 }
 
@@ -67,29 +67,29 @@ bool drafts(const Group& g) {
            g.all([&](const Weight& w) { return draft_weight(g.c.chip, w) && w.dtype == first->dtype; });
 }
 
-bool half_row1(const Group& g) {
+bool f16_row1(const Group& g) {
     int64_t longest = 0;
     for (const Weight* w : g.c.weights)
         if (!is_planes(w->dtype)) longest = std::max(longest, w->row_bytes);
     const int64_t floats = g.float_rows > 0 ? act_layout(g.c.cols, false, true).float_bytes : 0;
-    return g.c.rows == 1 && fit_half_row(g.c.chip, g.c.cols, g.c.x, g.q6, floats, longest).has_value();
+    return g.c.rows == 1 && fit_f16_row(g.c.chip, g.c.cols, g.c.x, g.q6, floats, longest).has_value();
 }
-bool half_mma(const Group& g) { return fit_half_rows(g.c.chip, g.c.cols, g.c.rows, g.q6).has_value(); }
-bool half_wgmma(const Group& g) { return fit_half_chain(g.c.chip, g.c.cols, g.c.rows, g.q6).has_value(); }
+bool f16_mma(const Group& g) { return fit_f16_rows(g.c.chip, g.c.cols, g.c.rows, g.q6).has_value(); }
+bool f16_wgmma(const Group& g) { return fit_f16_chain(g.c.chip, g.c.cols, g.c.rows, g.q6).has_value(); }
 
 template <int Batch>
-bool lean_whole(const Group& g) {
-    return g.c.cols == 2048 && g.matrices() <= kLeanMatrices && g.all(lean_weight) &&
-           fit_lean(g.c.chip, g.c.rows, g.batches(Batch, 3), g.q6, Batch, 3).has_value();
+bool row1_whole(const Group& g) {
+    return g.c.cols == 2048 && g.matrices() <= kRow1Matrices && g.all(row1_weight) &&
+           fit_row1_whole(g.c.chip, g.c.rows, g.batches(Batch, 3), g.q6, Batch, 3).has_value();
 }
-bool lean_split(const Group& g) {
-    return (g.c.cols == 6144 || g.c.cols == 8192) && g.matrices() == 1 && g.all(lean_weight) && g.q4 &&
+bool row1_split(const Group& g) {
+    return (g.c.cols == 6144 || g.c.cols == 8192) && g.matrices() == 1 && g.all(row1_weight) && g.q4 &&
            g.c.x != ActKind::norm &&
-           fit_lean_split(g.c.chip, g.c.rows, g.rows, static_cast<int>(g.c.cols / 1024)).has_value();
+           fit_row1_split(g.c.chip, g.c.rows, g.rows, static_cast<int>(g.c.cols / 1024)).has_value();
 }
-bool lean_stream(const Group& g) {
+bool row1_stream(const Group& g) {
     return g.c.rows == 1 && (g.c.cols == 2048 || g.c.cols == 6144 || g.c.cols == 8192) &&
-           g.matrices() <= kLeanMatrices && g.all(lean_weight);
+           g.matrices() <= kRow1Matrices && g.all(row1_weight);
 }
 bool one(const Group& g) { return g.c.rows == 1; }
 bool two_to_four(const Group& g) {
@@ -97,7 +97,7 @@ bool two_to_four(const Group& g) {
 }
 
 bool small_bf16(const Group& g) {
-    if (g.c.rows != 1 || g.matrices() > kLineMatrices || !g.c.small_bf16_source()) return false;
+    if (g.c.rows != 1 || g.matrices() > kBf16SmallMatrices || !g.c.small_bf16_source()) return false;
     int64_t batches = 0;
     bool singles = false;  // f32, behind the others
     for (const Weight* w : g.c.weights) {
@@ -106,10 +106,10 @@ bool small_bf16(const Group& g) {
             w->rows < kQuadRows || w->row_bytes != g.c.cols * (single ? 4 : 2))
             return false;
         singles = singles || single;
-        const int64_t each = line_batch_rows(w->dtype);
+        const int64_t each = bf16_small_batch_rows(w->dtype);
         batches += (w->rows + each - 1) / each;
     }
-    return batches > 0 && fit_line(g.c.chip, g.c.cols, batches, singles).has_value();
+    return batches > 0 && fit_bf16_small(g.c.chip, g.c.cols, batches, singles).has_value();
 }
 
 bool floats(const Group& g) {
@@ -142,7 +142,7 @@ bool wide_row1(const Group& g) {
            fit_wide_row(g.c.chip, g.c.cols, g.float_rows > 0, g.q4).has_value();
 }
 bool wide(const Group& g) {
-    return g.c.rows > 1 && wide_with_floats(g) && g.matrices() <= kMostDense &&
+    return g.c.rows > 1 && wide_with_floats(g) && g.matrices() <= kMostWide &&
            fit_wide(g.c.chip, g.c.cols, g.c.rows, g.largest, g.q6).has_value();
 }
 bool wide_mixed(const Group& g) {
@@ -160,7 +160,7 @@ bool narrow(const Group& g) {
         g.c.chip.major < 9 || !tiles(g) ||
         !g.all([&](const Weight& w) { return w.dtype == kQ4 || (w.dtype == kQ6 && !wide); }))
         return false;
-    const auto fit = fit_many(g.c.chip, g.c.cols, g.c.rows, stage_bytes<2048>(g.q6 ? kQ6 : kQ4));
+    const auto fit = fit_narrow(g.c.chip, g.c.cols, g.c.rows, stage_bytes<2048>(g.q6 ? kQ6 : kQ4));
     return fit && g.c.chip.sms / fit->cluster >= (g.c.rows + 8 * fit->tiles - 1) / (8 * fit->tiles);
 }
 bool sm80(const Group& g) {
@@ -172,10 +172,10 @@ bool sm80(const Group& g) {
 bool sm80_small(const Group& g) { return g.small() && sm80(g); }
 
 bool eight(const Group& g) {
-    const bool normed = eight_norms(g.c);
-    return g.c.rows > 1 && g.matrices() > 0 && g.matrices() <= static_cast<int64_t>(kEightMatrices) &&
-           g.all([&](const Weight& w) { return eight_weight(g.c.chip, w); }) &&
-           fit_eight(g.c.chip, g.c.cols, g.c.rows, normed, false).has_value();
+    const bool normed = q8_norms(g.c);
+    return g.c.rows > 1 && g.matrices() > 0 && g.matrices() <= static_cast<int64_t>(kQ8Matrices) &&
+           g.all([&](const Weight& w) { return q8_weight(g.c.chip, w); }) &&
+           fit_q8(g.c.chip, g.c.cols, g.c.rows, normed, false).has_value();
 }
 
 bool always(const Group&) { return true; }
@@ -187,7 +187,7 @@ bool both(const Group& g) {
 
 // ---- The table.
 
-/// Who is asked: a drafter's group; of others the half_weight()s with few floats beside; the rest; of these one kind.
+/// Who is asked: a drafter's group; of others the f16_weight()s with few floats beside; the rest; of these one kind.
 enum class Of { drafter, halves, group, kind };
 
 struct Row {
@@ -200,19 +200,19 @@ struct Row {
 constexpr Row kTable[] = {
     // who is asked, kernel, when; in words: rows of x: types of weights, their columns and size; what it takes of the chip
     {Of::drafter, Kernel::draft_f16_sm90,           drafts},                           // any: drafts. bf16, f16 or Q8_0, x 256; Hopper
-    {Of::halves,  Kernel::kquant_f16_row1_sm90,     half_row1},                        // 1: Q4_K, Q6_K, x 1,024, large; Hopper
-    {Of::halves,  Kernel::kquant_f16_mma_sm90,      half_mma},                         // to 24: the same, x beside the weights
-    {Of::halves,  Kernel::kquant_f16_wgmma_sm90,    half_wgmma},                       // to 24: the same, wider
-    {Of::group,   Kernel::kquant_i8_whole5,         both<one, lean_whole<5>>},         // 1: Q4_K, Q6_K, 2,048; 117 KB
-    {Of::group,   Kernel::kquant_i8_whole6,         both<one, lean_whole<6>>},         // 1: the same, more rows
-    {Of::group,   Kernel::kquant_i8_split,          both<one, lean_split>},            // 1: one Q4_K, 6,144 or 8,192; 117 KB
-    {Of::group,   Kernel::kquant_i8_stream,         lean_stream},                      // 1: Q4_K, Q6_K, 2,048, 6,144, 8,192
+    {Of::halves,  Kernel::kquant_f16_row1_sm90,     f16_row1},                        // 1: Q4_K, Q6_K, x 1,024, large; Hopper
+    {Of::halves,  Kernel::kquant_f16_mma_sm90,      f16_mma},                         // to 24: the same, x beside the weights
+    {Of::halves,  Kernel::kquant_f16_wgmma_sm90,    f16_wgmma},                       // to 24: the same, wider
+    {Of::group,   Kernel::kquant_i8_whole5,         both<one, row1_whole<5>>},         // 1: Q4_K, Q6_K, 2,048; 117 KB
+    {Of::group,   Kernel::kquant_i8_whole6,         both<one, row1_whole<6>>},         // 1: the same, more rows
+    {Of::group,   Kernel::kquant_i8_split,          both<one, row1_split>},            // 1: one Q4_K, 6,144 or 8,192; 117 KB
+    {Of::group,   Kernel::kquant_i8_stream,         row1_stream},                      // 1: Q4_K, Q6_K, 2,048, 6,144, 8,192
     {Of::group,   Kernel::bf16_small_sm90,          small_bf16},                       // 1: bf16, then f32, to 4,096, small; sm_90
     {Of::group,   Kernel::float_row1,               float_row1},                       // 1: f32, f16, bf16, fp8
     {Of::group,   Kernel::kquant_i8_wide_row1_sm90, wide_row1},                        // 1: Q4_K, Q5_K, Q6_K, few floats, x 256; sm_90
-    {Of::group,   Kernel::kquant_i8_rows4_whole5,   both<two_to_four, lean_whole<5>>}, // 2 to 4: Q4_K, Q6_K, 2,048; 117 KB
-    {Of::group,   Kernel::kquant_i8_rows4_whole6,   both<two_to_four, lean_whole<6>>}, // 2 to 4: the same, more rows
-    {Of::group,   Kernel::kquant_i8_rows4_split,    both<two_to_four, lean_split>},    // 2 to 4: one Q4_K, 6,144 or 8,192; 117 KB
+    {Of::group,   Kernel::kquant_i8_rows4_whole5,   both<two_to_four, row1_whole<5>>}, // 2 to 4: Q4_K, Q6_K, 2,048; 117 KB
+    {Of::group,   Kernel::kquant_i8_rows4_whole6,   both<two_to_four, row1_whole<6>>}, // 2 to 4: the same, more rows
+    {Of::group,   Kernel::kquant_i8_rows4_split,    both<two_to_four, row1_split>},    // 2 to 4: one Q4_K, 6,144 or 8,192; 117 KB
     {Of::group,   Kernel::kquant_i8_wide_sm90,      wide_mixed},                       // 2 up: K-quants, few floats, x 256, large; sm_90
     {Of::kind,    Kernel::kquant_i8_narrow_sm90,    narrow},                           // 5 to 256 (9 up): Q4_K; Q6_K at 2,048; sm_90
     {Of::kind,    Kernel::kquant_i8_sm80,           sm80_small},                       // 2 up: K-quants, x 2,048, small; sm_80
@@ -245,9 +245,9 @@ struct SubCase {
 
 void choose_some(const Case& all, std::span<const size_t> which, Choice& launches);
 
-/// The half_weight()s, with few floats; then the others. Whether there are any.
+/// The f16_weight()s, with few floats; then the others. Whether there are any.
 bool divide_halves(const Case& all, std::span<const size_t> which, Choice& launches) {
-    const auto half = [&](size_t i) { return half_weight(all.chip, *all.weights[i]); };
+    const auto half = [&](size_t i) { return f16_weight(all.chip, *all.weights[i]); };
     if (std::none_of(which.begin(), which.end(), half)) return false;
     std::vector<size_t> taken, rest;
     int halves = 0, floats = 0;
@@ -256,7 +256,7 @@ bool divide_halves(const Case& all, std::span<const size_t> which, Choice& launc
         const bool few =
             !is_planes(w.dtype) && w.dtype != DType::f8_e4m3 && w.scales == nullptr && w.rows <= kFewFloats;
         int& count = half(i) ? halves : floats;
-        const bool fits = (half(i) || few) && count < kMostHalf;
+        const bool fits = (half(i) || few) && count < kMostF16;
         (fits ? taken : rest).push_back(i);
         count += fits ? 1 : 0;
     }
@@ -280,11 +280,11 @@ void choose_some(const Case& all, std::span<const size_t> which, Choice& launche
         size_t most;  // in one launch
         std::vector<size_t> which = {};
     };
-    Kind kinds[] = {{kMaxMatrices}, {kEightMatrices}, {kMaxMatrices}};
+    Kind kinds[] = {{kMaxMatrices}, {kQ8Matrices}, {kMaxMatrices}};
     for (const size_t i : which) {
         const Weight& w = *all.weights[i];
         const bool tiled = all.rows > 1 && (tile_weight(all.chip, w) || wide_weight(all.chip, w));
-        kinds[tiled ? 0 : all.rows > 1 && eight_weight(all.chip, w) ? 1 : 2].which.push_back(i);
+        kinds[tiled ? 0 : all.rows > 1 && q8_weight(all.chip, w) ? 1 : 2].which.push_back(i);
     }
     for (const Kind& kind : kinds)
         for (size_t i = 0; i < kind.which.size(); i += kind.most) {
@@ -349,8 +349,8 @@ Choice choose_halves(const Case& c) {
 
 bool float_row1_fits(const Case& c) { return float_row1(Group(c)); }
 
-bool eight_norms(const Case& c) {
-    return c.x == ActKind::norm && c.cols == EightShape::kCols && c.rows <= EightShape::kNormedRows && c.aligned;
+bool q8_norms(const Case& c) {
+    return c.x == ActKind::norm && c.cols == Q8Shape::kCols && c.rows <= Q8Shape::kNormedRows && c.aligned;
 }
 
 }  // namespace riptide::ops::cuda::linear

@@ -76,21 +76,21 @@ Choice choose(const Case& c);
 /// The same for silu(gate x) * (up x) in one launch or several of the same kernel, if there is such a kernel: the
 /// weights are gate and up, and down takes the product. Nothing: the products one by one, then the rest.
 Choice choose_pair(const Case& c, const Weight& down);
-/// For half_weight()s, perhaps with few floats: as many rows at a time as fit.
+/// For f16_weight()s, perhaps with few floats: as many rows at a time as fit.
 Choice choose_halves(const Case& c);
 /// The product of the prefill family with weights as bf16.
 Kernel gemm_kernel(const Chip& chip);
 /// Whether float_row1 multiplies this one row, and the weights' rows are all floats.
 bool float_row1_fits(const Case& c);
 /// Whether q8_i8_sm80 normalises x itself.
-bool eight_norms(const Case& c);
+bool q8_norms(const Case& c);
 
 /// Whether a weight belongs to the kernels of that name on this chip, whatever x is. half: multiplied in half
 /// precision, so that a row has the same bits whatever its company.
 bool tile_weight(const Chip& chip, const Weight& w);   // kquant_i8_sm80
 bool wide_weight(const Chip& chip, const Weight& w);   // kquant_i8_wide_sm90
-bool half_weight(const Chip& chip, const Weight& w);   // kquant_f16_*_sm90
-bool eight_weight(const Chip& chip, const Weight& w);  // q8_i8_sm80
+bool f16_weight(const Chip& chip, const Weight& w);    // kquant_f16_*_sm90
+bool q8_weight(const Chip& chip, const Weight& w);     // q8_i8_sm80
 bool draft_weight(const Chip& chip, const Weight& w);  // draft_f16_sm90
 /// f32, f16, bf16; fp8 whose scale plane, if any, has one entry for a power of two of columns (64 or more) or for whole
 /// rows, and for one row, an even number of rows or all.

@@ -18,7 +18,7 @@ struct PairCase {
         return f(c.chip, gate) && f(c.chip, up);
     }
     bool same_shape() const { return gate.dtype == up.dtype && gate.rows == up.rows; }
-    bool one_by_one() const { return half_weight(c.chip, gate) || half_weight(c.chip, up); }
+    bool one_by_one() const { return f16_weight(c.chip, gate) || f16_weight(c.chip, up); }
     /// One row for which there is a kernel that does both, but that kquant_i8.cu is faster for 2,048 columns.
     bool one_row() const {
         const auto lean = [](const Weight& w) {
@@ -48,7 +48,7 @@ bool pair_drafts(const PairCase& p) {
            p.both(draft_weight);
 }
 bool pair_halves(const PairCase& p) {
-    return p.c.floats_as_given() && p.both(half_weight) && p.same_shape() && maps_span(p.gate, p.up);
+    return p.c.floats_as_given() && p.both(f16_weight) && p.same_shape() && maps_span(p.gate, p.up);
 }
 
 bool pair_bf16(const PairCase& p) {
@@ -56,7 +56,8 @@ bool pair_bf16(const PairCase& p) {
         return w.dtype == DType::bf16 && w.row_bytes == 2 * p.c.cols;
     };
     return p.one_row() && p.c.small_bf16_source() && p.both(suits) && p.gate.rows == p.up.rows &&
-           p.gate.rows % 2 == 0 && p.gate.rows > 0 && fit_line(p.c.chip, p.c.cols, p.gate.rows / 2, false).has_value();
+           p.gate.rows % 2 == 0 && p.gate.rows > 0 &&
+           fit_bf16_small(p.c.chip, p.c.cols, p.gate.rows / 2, false).has_value();
 }
 bool pair_float(const PairCase& p) {
     return p.one_row() && !is_planes(p.gate.dtype) && p.c.floats_as_given() && float_weight(p.gate) &&
@@ -73,10 +74,10 @@ bool pair_wide(const PairCase& p) {
     return p.c.rows > 1 && p.c.cols != 2048 && p.c.wide_source() && p.both(wide_weight) && p.same_shape() &&
            fit_wide(p.c.chip, p.c.cols, p.c.rows, p.gate.dtype, p.gate.dtype == DType::planes_q6_k).has_value();
 }
-bool pair_eight(const PairCase& p) {
-    constexpr int64_t kRows = 2 * EightShape::kTileRows;
-    return p.c.rows > 1 && eight_weight(p.c.chip, p.down) && p.both(eight_weight) && p.gate.rows % kRows == 0 &&
-           p.gate.rows == p.up.rows && fit_eight(p.c.chip, p.c.cols, p.c.rows, eight_norms(p.c), true).has_value();
+bool pair_q8(const PairCase& p) {
+    constexpr int64_t kRows = 2 * Q8Shape::kTileRows;
+    return p.c.rows > 1 && q8_weight(p.c.chip, p.down) && p.both(q8_weight) && p.gate.rows % kRows == 0 &&
+           p.gate.rows == p.up.rows && fit_q8(p.c.chip, p.c.cols, p.c.rows, q8_norms(p.c), true).has_value();
 }
 
 struct PairRow {
@@ -93,7 +94,7 @@ constexpr PairRow kPairs[] = {
     {Kernel::kquant_i8_wide_row1_sm90, pair_wide_row1},   // 1: Q4_K, Q5_K, Q6_K, x 256; sm_90
     {Kernel::any,                      pair_any},         // 1: all else, but K-quants of 2,048 columns
     {Kernel::kquant_i8_wide_sm90,      pair_wide},        // 2 up: Q4_K, Q5_K, Q6_K, x 256 but 2,048; sm_90
-    {Kernel::q8_i8_sm80,               pair_eight},       // 2 up: Q8_0, x 2,048, down too; sm_80
+    {Kernel::q8_i8_sm80,               pair_q8},       // 2 up: Q8_0, x 2,048, down too; sm_80
 };
 // clang-format on
 

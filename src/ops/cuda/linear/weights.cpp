@@ -89,16 +89,16 @@ bool wide_weight(const Chip& chip, const Weight& w) {
            w.cols % 256 == 0 && w.rows > 0;
 }
 
-bool half_weight(const Chip& chip, const Weight& w) {
+bool f16_weight(const Chip& chip, const Weight& w) {
     return chip.major == 9 && chip.shared_bytes >= (220 << 10) && wide_weight(chip, w) &&
            w.dtype != DType::planes_q5_k && w.cols % 1024 == 0 && w.cols > 2048 &&
            (w.rows >= 4096 || w.cols % 2048 != 0);
 }
 
-bool eight_weight(const Chip& chip, const Weight& w) {
+bool q8_weight(const Chip& chip, const Weight& w) {
     return chip.major >= 8 && !chip.portable && w.dtype == DType::planes_int8 && w.scale == 1.0f &&
            w.scale_dtype == DType::f16 && w.scale_cols == 32 && w.scale_rows == 1 &&
-           w.cols % decode::EightShape::kCols == 0 && w.cols > 0 && w.rows > 0;
+           w.cols % decode::Q8Shape::kCols == 0 && w.cols > 0 && w.rows > 0;
 }
 
 bool draft_weight(const Chip& chip, const Weight& w) {
@@ -107,7 +107,7 @@ bool draft_weight(const Chip& chip, const Weight& w) {
     const bool plain =
         (w.dtype == DType::bf16 || w.dtype == DType::f16) && w.scales == nullptr && w.row_bytes == 2 * w.cols;
     const bool int8 = w.dtype == DType::planes_int8 && w.scale_dtype == DType::f16 && w.scale_cols == 32 &&
-                      w.scale_rows == 1 && !eight_weight(chip, w);
+                      w.scale_rows == 1 && !q8_weight(chip, w);
     return chip.hopper() && chip.shared_bytes >= (220 << 10) && (plain || int8) && w.scale == 1.0f &&
            w.cols % 256 == 0 && w.cols <= decode::kMostColumns * slices && w.rows > 0 && w.rows <= kMostRows &&
            reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && reinterpret_cast<uintptr_t>(w.scales) % 16 == 0;

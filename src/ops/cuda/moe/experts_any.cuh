@@ -17,7 +17,7 @@ struct GateUpArgs {
     int32_t top_k = 0;
     int32_t ff = 0;
     int32_t shared_warps = 0;       // of the eight of a CTA; 0: no shared expert
-    bool next_reads_early = false;  // see gate_up_kernel
+    bool next_reads_early = false;  // see experts_any_gate_up_kernel
     ActLayout layout;
     ActSource x;
     float* out = nullptr;  // [n, top_k (+ 1), ff]
@@ -63,7 +63,7 @@ struct PairList {
 /// experts behind it. next_reads_early: the next kernel may read above ITS wait what was written before this kernel: it
 /// is let go behind our own wait, when all that is complete.
 template <class Batch>
-__global__ void __launch_bounds__(kThreads, 2) gate_up_kernel(const __grid_constant__ GateUpArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) experts_any_gate_up_kernel(const __grid_constant__ GateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
     if (!a.next_reads_early) pdl_trigger();
@@ -130,7 +130,7 @@ __device__ __forceinline__ void wait_and_stage(const DownArgs& a, int row, char*
     __syncthreads();
 }
 
-/// A slot's matrix and expert. Ids are older than gate_up_kernel: see plane_down_kernel.
+/// A slot's matrix and expert. Ids are older than experts_any_gate_up_kernel: see experts_any_down_kernel.
 struct Slot {
     int matrix, expert;
     bool there;
@@ -159,10 +159,10 @@ __device__ __forceinline__ void store_down(const DownArgs& a, int row, int o, co
 
 /// y[r, o] = sum over slots, in order, of weight * (down_slot[o] . act[r, slot]): one warp for output o. B slots at a
 /// time, or 2 B half a warp each (ff = 512: sixteen sub-blocks, whose butterfly needs no xor 16 because the other half
-/// would add zeros). Everything but the activations is known before pdl_wait(): experts are older than gate_up_kernel,
-/// which lets this kernel go only behind its own wait.
+/// would add zeros). Everything but the activations is known before pdl_wait(): experts are older than
+/// experts_any_gate_up_kernel, which lets this kernel go only behind its own wait.
 template <class Set, int B, bool Halves>
-__global__ void __launch_bounds__(kThreads, 2) plane_down_kernel(const __grid_constant__ DownArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) experts_any_down_kernel(const __grid_constant__ DownArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float terms[kWarps][kMostTopK + 1];
     pdl_trigger();
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 2) plane_down_kernel(const __grid_co
 
 /// The same for float types: B slots at a time, four steps of each.
 template <int B>
-__global__ void __launch_bounds__(kThreads, 2) float_down_kernel(const __grid_constant__ DownArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) experts_any_float_down_kernel(const __grid_constant__ DownArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float terms[kWarps][kMostTopK + 1];
     pdl_trigger();

@@ -5,11 +5,12 @@
 namespace riptide::ops::cuda::decode {
 
 GateUpKernel other_gate_up_kernel(bool floats) {
-    return floats ? gate_up_kernel<FloatBatch<AllFloats, 2, 4>> : gate_up_kernel<PlaneBatch<AllPlanes, 2, 2, false>>;
+    return floats ? experts_any_gate_up_kernel<FloatBatch<AllFloats, 2, 4>>
+                  : experts_any_gate_up_kernel<PlaneBatch<AllPlanes, 2, 2, false>>;
 }
 
 DownKernel other_down_kernel(bool floats) {
-    return floats ? float_down_kernel<4> : plane_down_kernel<AllPlanes, 4, false>;
+    return floats ? experts_any_float_down_kernel<4> : experts_any_down_kernel<AllPlanes, 4, false>;
 }
 
 }  // namespace riptide::ops::cuda::decode

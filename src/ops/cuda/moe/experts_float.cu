@@ -2,7 +2,7 @@
 //
 // Bytes of a sparse layer of Laguna XS.2 in bf16 at one row: router 1 MB, gate and up of eight experts and the shared
 // one 38 MB, down 19 MB; floor at 4.65 TB/s 0.2, 8.1 and 4.1 us; fp8 half of it but for the router. Three kernels:
-//   router             Laguna's one row: lean_router_kernel, which leaves keys and the normalised row. Else
+//   router             Laguna's one row: router_row1_kernel, which leaves keys and the normalised row. Else
 //                      float_multiply(): the norm and the logits.
 //   float_gate_up      every CTA chooses the experts itself from the keys (or logits, while half of it normalises x),
 //                      and has an even share of the pairs of rows (gate, up) of all slots; the shared expert's come
@@ -42,7 +42,7 @@ struct FloatGateUpArgs {
     RouteArgs route;                // top_k 0: no experts
     const float* logits = nullptr;  // of the only row, from which every CTA chooses; or ...
     const int32_t* experts = nullptr;  // ... [n, top_k], chosen already; or ...
-    LeanScores scores = {};            // ... from which every CTA chooses, of the only row: its rows of x are staged
+    Row1Scores scores = {};            // ... from which every CTA chooses, of the only row: its rows of x are staged
     ActLayout layout;
     ActSource x;
     float* out = nullptr;  // [n, slots, ff], the shared expert last
@@ -83,13 +83,13 @@ struct DuoBatches {
 };
 
 /// The choice from keys: behind it, down may ask for its weights. Whole CTA; nothing else is to be awaited.
-__device__ __forceinline__ void choose_by_key(const FloatGateUpArgs& a, LeanRoute& route, char* staged) {
+__device__ __forceinline__ void choose_by_key(const FloatGateUpArgs& a, Row1Route& route, char* staged) {
     const int t = threadIdx.x;
     pdl_wait();
     if (t < kThreads) {
-        lean_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.scores.key) + t)), route);
+        row1_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.scores.key) + t)), route);
     } else {
-        constexpr int kPieces = kLeanHidden / 4 / kThreads;
+        constexpr int kPieces = kRow1Hidden / 4 / kThreads;
         float4 v[kPieces];
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
@@ -98,7 +98,7 @@ __device__ __forceinline__ void choose_by_key(const FloatGateUpArgs& a, LeanRout
         for (int i = 0; i < kPieces; ++i) reinterpret_cast<float4*>(staged)[t + (i - 1) * kThreads] = v[i];
     }
     __syncthreads();
-    if (t < kThreads) lean_rank_best(a.route.top_k, route);
+    if (t < kThreads) row1_rank_best(a.route.top_k, route);
     __syncthreads();
     if (blockIdx.x == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
     pdl_trigger();
@@ -149,10 +149,11 @@ __device__ __forceinline__ void choose_by_logit(const FloatGateUpArgs& a, RouteM
 }
 
 template <class Set, int Columns, bool Keyed>
-__global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const __grid_constant__ FloatGateUpArgs a) {
+__global__ void __launch_bounds__(kFloatThreads, 2)
+    experts_float_gate_up_kernel(const __grid_constant__ FloatGateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kWarps];
-    __shared__ std::conditional_t<Keyed, LeanRoute, RouteMemory> route;
+    __shared__ std::conditional_t<Keyed, Row1Route, RouteMemory> route;
     const int t = threadIdx.x, b = blockIdx.x, parts = gridDim.x, quad = t / 128, row = blockIdx.y;
     const int routed = a.route.top_k * a.duos, shared_first = part_of(a.shared_duos, b, parts);
     const int shared = part_of(a.shared_duos, b + 1, parts) - shared_first, first = part_of(routed, b, parts) - shared;
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_gate_up_kernel(const _
         },
         [&] {
             if constexpr (Keyed)
-                if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route, a.scores.s);
+                if (b == 0 && t < a.route.top_k) a.route.weights[t] = row1_weight(a.route, route, a.scores.s);
         },
         {staged, 0, 1}, results);
     __syncthreads();
@@ -206,12 +207,12 @@ std::pair<DownRowKernel, int> down_kernel(const Matrix& m) {
     if (m.cols != 512) return {};
     switch (m.type) {
         case DType::bf16:
-            return {float_down_row_kernel<OneFloat<DType::bf16>, 2>, 2};
+            return {experts_float_down_kernel<OneFloat<DType::bf16>, 2>, 2};
         case DType::f16:
-            return {float_down_row_kernel<OneFloat<DType::f16>, 2>, 2};
+            return {experts_float_down_kernel<OneFloat<DType::f16>, 2>, 2};
         case DType::f8_e4m3:
-            return {m.scales == nullptr ? float_down_row_kernel<PlainFloat8, 1>
-                                        : float_down_row_kernel<OneFloat<DType::f8_e4m3>, 1>,
+            return {m.scales == nullptr ? experts_float_down_kernel<PlainFloat8, 1>
+                                        : experts_float_down_kernel<OneFloat<DType::f8_e4m3>, 1>,
                     1};
         default:
             return {};
@@ -224,17 +225,17 @@ void launch_gate_up(Context& ctx, const FloatGateUpArgs& a, int64_t n, int64_t c
     const bool keyed = a.scores.key != nullptr;
     const auto typed = [&](auto set) {
         using Set = decltype(set);
-        const bool wide = a.layout.cols == kLeanHidden && a.m[0].row_bytes == a.m[0].pieces * 16 &&
+        const bool wide = a.layout.cols == kRow1Hidden && a.m[0].row_bytes == a.m[0].pieces * 16 &&
                           a.m[2].row_bytes == a.m[0].row_bytes;
-        return keyed  ? float_gate_up_kernel<Set, kLeanHidden, true>
-               : wide ? float_gate_up_kernel<Set, kLeanHidden, false>
-                      : float_gate_up_kernel<Set, 0, false>;
+        return keyed  ? experts_float_gate_up_kernel<Set, kRow1Hidden, true>
+               : wide ? experts_float_gate_up_kernel<Set, kRow1Hidden, false>
+                      : experts_float_gate_up_kernel<Set, 0, false>;
     };
     const auto kernel = all(DType::bf16)               ? typed(OneFloat<DType::bf16>{})
                         : all(DType::f8_e4m3) && plain ? typed(PlainFloat8{})
                         : all(DType::f8_e4m3)          ? typed(OneFloat<DType::f8_e4m3>{})
-                        : keyed                        ? float_gate_up_kernel<AllFloats, 0, true>
-                                                       : float_gate_up_kernel<AllFloats, 0, false>;
+                        : keyed                        ? experts_float_gate_up_kernel<AllFloats, 0, true>
+                                                       : experts_float_gate_up_kernel<AllFloats, 0, false>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(n)), kFloatThreads,
            static_cast<size_t>(shared), a);
@@ -334,12 +335,12 @@ void float_moe(Context& ctx, bool keyed, const ActSource& x, int64_t cols, const
                   result.routing.weights.row(0)};
     const ArenaScope scope(*ctx.arena);
     if (keyed) {
-        constexpr int64_t kScores = kLeanExperts * 4;
+        constexpr int64_t kScores = kRow1Experts * 4;
         auto* memory = static_cast<char*>(ctx.arena->allocate(2 * kScores + staged.stride));
         k.up.scores = {reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + kScores),
                        memory + 2 * kScores};
         k.down.posted = true;
-        launch_lean_router<true>(ctx, reinterpret_cast<const float*>(x.rows), x.norm, x.eps, router, result,
+        launch_row1_router<true>(ctx, reinterpret_cast<const float*>(x.rows), x.norm, x.eps, router, result,
                                  k.up.scores);
     } else {
         k.up.logits = result.logits.row(0);

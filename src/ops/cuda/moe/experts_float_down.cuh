@@ -26,7 +26,7 @@ struct FloatDownArgs {
 /// a time: warp (q, part) that step of slots 2 q and 2 q + 1 for all four, whose columns of x it reads once, and of
 /// slot 8 for the q-th of them. Those are nine pieces a lane.
 template <class Set, int Parts>
-__global__ void __launch_bounds__(kFloatThreads, 2) float_down_row_kernel(const __grid_constant__ FloatDownArgs a) {
+__global__ void __launch_bounds__(kFloatThreads, 2) experts_float_down_kernel(const __grid_constant__ FloatDownArgs a) {
     constexpr int kOutputs = kFloatWarps / Parts;
     extern __shared__ uint4 dynamic[];
     __shared__ float olds[kFloatWarps], weights[32];  // not in registers: there are none to spare

@@ -17,7 +17,7 @@ namespace {
 
 /// Scales of rows to their slots: a thread for each.
 __global__ void __launch_bounds__(256)
-    spread_scales_kernel(const float* from, const int32_t* slot_of, int top_k, int blocks, int count, float* to) {
+    moe_spread_scales_kernel(const float* from, const int32_t* slot_of, int top_k, int blocks, int count, float* to) {
     pdl_trigger();
     pdl_wait();
     const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
@@ -45,7 +45,7 @@ void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, co
     spread_rows(*ctx.gpu, reinterpret_cast<const uint16_t*>(slots.rows.values), sorted.slot_of, n, routing.top_k, d / 2,
                 reinterpret_cast<uint16_t*>(slots.inputs.values));
     const auto count = static_cast<int>(sorted_rows * blocks);
-    launch(*ctx.gpu, spread_scales_kernel, static_cast<unsigned>(ceil_div(count, 256)), 256, 0, slots.rows.scales,
+    launch(*ctx.gpu, moe_spread_scales_kernel, static_cast<unsigned>(ceil_div(count, 256)), 256, 0, slots.rows.scales,
            sorted.slot_of, static_cast<int>(routing.top_k), static_cast<int>(blocks), count, slots.inputs.scales);
 
     Fp8Problem problem;

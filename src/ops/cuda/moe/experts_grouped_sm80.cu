@@ -109,7 +109,8 @@ __device__ __forceinline__ void few_gate_up(const GroupMemory<Type, kHidden>& me
 }
 
 template <DType Type>
-__global__ void __launch_bounds__(kCtaThreads, 2) group_gate_up_kernel(const __grid_constant__ GroupGateUpArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 2)
+    experts_grouped_gate_up_kernel(const __grid_constant__ GroupGateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ int totals[kWarps];
     __shared__ Members members;
@@ -224,7 +225,7 @@ __device__ __forceinline__ void few_down(const GroupMemory<Type, kFf>& memory, S
 }
 
 template <DType Type>
-__global__ void __launch_bounds__(kCtaThreads, 2) group_down_kernel(const __grid_constant__ DownGroupArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 2) experts_grouped_down_kernel(const __grid_constant__ DownGroupArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ int totals[kWarps];
     __shared__ Members members;
@@ -353,9 +354,9 @@ void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     a.up = expert_planes(layer.up, layer.shared ? layer.shared_up : layer.up);
     a.x = x;
     a.out = static_cast<float*>(ctx.arena->allocate(n * a.g.slots * kFf * int64_t{sizeof(float)}));
-    const auto up_kernel = gate.type == kQ4   ? group_gate_up_kernel<kQ4>
-                           : gate.type == kQ5 ? group_gate_up_kernel<kQ5>
-                                              : group_gate_up_kernel<kQ6>;
+    const auto up_kernel = gate.type == kQ4   ? experts_grouped_gate_up_kernel<kQ4>
+                           : gate.type == kQ5 ? experts_grouped_gate_up_kernel<kQ5>
+                                              : experts_grouped_gate_up_kernel<kQ6>;
     allow_shared(reinterpret_cast<const void*>(up_kernel), up_plan.shared);
     launch(gpu, up_kernel, dim3(static_cast<unsigned>(up_plan.ctas)), kCtaThreads, static_cast<size_t>(up_plan.shared),
            a);
@@ -365,9 +366,9 @@ void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     d.act = a.out;
     d.rows = down.rows;
     d.terms = static_cast<float*>(ctx.arena->allocate(n * d.g.slots * d.rows * int64_t{sizeof(float)}));
-    const auto down_kernel = down.type == kQ4   ? group_down_kernel<kQ4>
-                             : down.type == kQ5 ? group_down_kernel<kQ5>
-                                                : group_down_kernel<kQ6>;
+    const auto down_kernel = down.type == kQ4   ? experts_grouped_down_kernel<kQ4>
+                             : down.type == kQ5 ? experts_grouped_down_kernel<kQ5>
+                                                : experts_grouped_down_kernel<kQ6>;
     allow_shared(reinterpret_cast<const void*>(down_kernel), down_plan.shared);
     launch(gpu, down_kernel, dim3(static_cast<unsigned>(down_plan.ctas)), kCtaThreads,
            static_cast<size_t>(down_plan.shared), d);

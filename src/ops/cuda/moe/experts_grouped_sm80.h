@@ -24,7 +24,7 @@ struct ChooseHere {
     const RouteArgs* route = nullptr;
     const float* logits = nullptr;
     const uint32_t* keys = nullptr;
-    uint64_t* listed = nullptr;  // of few_moe() only
+    uint64_t* listed = nullptr;  // of experts_q4k_rows8() only
 };
 /// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). Right
 /// behind the kernel that wrote x and routing, or, with `choose`, behind fused_router(); choose.route's
@@ -33,10 +33,10 @@ void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
                    Tensor* residual, const Tensor* extra, const ChooseHere& choose = {});
 
 constexpr int64_t kMostFusedRouterRows = 8;
-constexpr int kMostFewGroups = 128;
+constexpr int kMostRows8Groups = 128;
 /// logits[n, experts] = router RMSNorm(x), keys of sigmoid(logits) + bias (route.cuh), and the normalised rows
 /// as staged rows of `layout`, in one kernel, for up to kMostFusedRouterRows rows of 2,048 columns to be normalised.
-/// router: as for router_logits(). bias: null or [experts]. listed: null or [kMostFewGroups], set to ones.
+/// router: as for router_logits(). bias: null or [experts]. listed: null or [kMostRows8Groups], set to ones.
 ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
                        const float* bias, float* logits, uint32_t* keys, uint64_t* listed);
 

@@ -3,12 +3,14 @@
 //
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
 // 1.1 us. Three kernels:
-//   lean_router_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised
+//   router_row1_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised
 //                        (router_row1.cuh).
-//   lean_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of rows of one
+//   experts_q4k_row1_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of
+//   rows of one
 //                        and leaves silu(gate) * up, quantised. Before it waits for the router it fetches its rows of
 //                        the shared expert.
-//   lean_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still being computed.
+//   experts_q4k_row1_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still
+//   being computed.
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
 // experts: the router's kernel makes them -1, CTA 0 of gate_up stores them, and down asks until they are there. (CTA 0
 // used to let down start behind a fence only, which took 1 to 2 us while weights streamed in, and all CTAs of down
@@ -33,12 +35,12 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kExperts = kLeanExperts, kHidden = kLeanHidden, kFf = 512, kMostChosen = kLeanChosen,
+constexpr int kExperts = kRow1Experts, kHidden = kRow1Hidden, kFf = 512, kMostChosen = kRow1Chosen,
               kSlots = kMostChosen + 1;
 constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
 
 /// What the kernels of a layer leave for one another.
-struct LeanMiddle {
+struct Row1Middle {
     alignas(16) uint32_t key[kExperts];                // route_key of score and bias
     float s[kExperts];                                 // scores
     alignas(16) char x[staged_bytes(kHidden)];         // the normalised row, staged
@@ -48,11 +50,11 @@ struct LeanMiddle {
 
 // ---- Gate and up.
 
-struct LeanGateUpArgs {
-    LeanPlanes m[4];  // gate and up of the experts, gate and up of the shared expert
+struct Row1GateUpArgs {
+    Row1Planes m[4];  // gate and up of the experts, gate and up of the shared expert
     int64_t stride;   // from expert to expert
     RouteArgs route;
-    LeanMiddle* middle;
+    Row1Middle* middle;
 };
 
 constexpr int kGateUpCtas = kMostChosen * kFf / 32, kSharedPairs = kFf / kGateUpCtas, kPairs = kSharedPairs + 32;
@@ -64,12 +66,13 @@ constexpr int pair_bytes(int pairs) { return 2 * pairs * (kRowBytes + kHeaderByt
 /// shared expert. Pairs of an expert come in two halves, each in four copies (the copy engine takes few large pieces
 /// much faster than many small ones), so that the first is multiplied while the second arrives; before them, the
 /// shared ones. A warp multiplies a pair at a time.
-__global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __grid_constant__ LeanGateUpArgs a) {
+__global__ void __launch_bounds__(kRow1Threads, 2)
+    experts_q4k_row1_gate_up_kernel(const __grid_constant__ Row1GateUpArgs a) {
     constexpr int kGroups = kHidden / 32, kHalf = 16;
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) char staged[staged_bytes(kHidden)];
     __shared__ float results[2][kPairs];
-    __shared__ LeanRoute route;
+    __shared__ Row1Route route;
     __shared__ uint64_t barriers[3];  // of the halves and of the shared pairs
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, slot = b / (kFf / 32);
     const bool routed = slot < a.route.top_k;
@@ -77,40 +80,40 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
     char* shared_memory = memory + 2 * pair_bytes(kHalf);
     if (t == 0)
         for (int i = 0; i < 3; ++i)
-            LeanFetch{barriers + i}.init(i == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
+            Row1Fetch{barriers + i}.init(i == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
     // Of warps 0 to 7 and 8 to 11 the first lane makes a copy: the plane of gate or up, behind `from` that of an
     // expert.
     const int plane = warp % 4, up = plane & 1, headers = plane / 2, group = warp / 4;
     const int pairs = group < 2 ? kHalf : kSharedPairs, row_bytes = headers != 0 ? kHeaderBytes : kRowBytes;
     const int first = group < 2 ? b % (kFf / 32) * 32 + group * kHalf : b * kSharedPairs;
-    const LeanPlanes& m = a.m[(group < 2 ? 0 : 2) + up];
+    const Row1Planes& m = a.m[(group < 2 ? 0 : 2) + up];
     const char* from = (headers != 0 ? m.scales : m.data) + first * row_bytes;
     char* to = (group < 2 ? memory + group * pair_bytes(kHalf) : shared_memory) +
                pairs * (headers != 0 ? 2 * kRowBytes + up * kHeaderBytes : up * kRowBytes);
     __syncthreads();
-    if (group == 2 && lane == 0) LeanFetch{barriers + 2}.copy(to, from, pairs * row_bytes);
+    if (group == 2 && lane == 0) Row1Fetch{barriers + 2}.copy(to, from, pairs * row_bytes);
     __syncwarp();
     pdl_wait();
     if (t < kThreads) {
-        lean_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.middle->key) + t)), route);
+        row1_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.middle->key) + t)), route);
     } else if (t - kThreads < staged_bytes(kHidden) / 16) {
         const int i = t - kThreads;
         reinterpret_cast<float4*>(staged)[i] = load_shared_f32x4(reinterpret_cast<const float*>(a.middle->x) + 4 * i);
     }
     __syncthreads();
-    if (t < kThreads) lean_rank_best(a.route.top_k, route);
+    if (t < kThreads) row1_rank_best(a.route.top_k, route);
     __syncthreads();
     // Now: see the top of the file.
     if (b == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
     pdl_trigger();
     if (routed && group < 2 && lane == 0)
-        LeanFetch{barriers + group}.copy(to, from + route.chosen[slot] * a.stride, pairs * row_bytes);
+        Row1Fetch{barriers + group}.copy(to, from + route.chosen[slot] * a.stride, pairs * row_bytes);
     __syncwarp();
 #if __CUDA_ARCH__ < 900
     copy_async_wait();
     __syncthreads();
 #endif
-    if (b == 0 && t < a.route.top_k) a.route.weights[t] = lean_weight(a.route, route, a.middle->s);
+    if (b == 0 && t < a.route.top_k) a.route.weights[t] = row1_weight(a.route, route, a.middle->s);
     __syncwarp();
     const KShifts at(lane);
 #pragma unroll 1
@@ -118,7 +121,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
         const int n = i == 0 ? kSharedPairs : kHalf;
         if (warp >= n || (i > 0 && !routed)) continue;
         const char* part = i == 0 ? shared_memory : memory + (i - 1) * pair_bytes(kHalf);
-        LeanFetch{barriers + (i + 2) % 3}.wait();
+        Row1Fetch{barriers + (i + 2) % 3}.wait();
         float acc[2] = {};
 #pragma unroll
         for (int s = 0; s < kHidden / 1024; ++s) {
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
                 acc[g] = fmaf(k_value<false>(q, {}, x, q4_scales<true>(header, at)), x.d, acc[g]);
             }
         }
-        lean_reduce<2>(acc, lane, [&](int g, float sum) {
+        row1_reduce<2>(acc, lane, [&](int g, float sum) {
             results[g][(i == 0 ? 0 : kSharedPairs + (i - 1) * kHalf) + warp] = sum;
         });
     }
@@ -147,33 +150,34 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_gate_up_kernel(const __g
 
 // ---- Down.
 
-struct LeanDownArgs {
-    LeanPlanes routed, shared;
+struct Row1DownArgs {
+    Row1Planes routed, shared;
     int64_t stride;
     const int32_t* experts;
     const float* weights;
     int32_t top_k;
-    const LeanMiddle* middle;
+    const Row1Middle* middle;
     int32_t rows;
     float* y;
     float* residual;  // null: none
 };
 
-/// As plane_down_kernel: an output a warp, a slot for each half of it, ten slots at once.
+/// As experts_any_down_kernel: an output a warp, a slot for each half of it, ten slots at once.
 template <bool Q6>
-__global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid_constant__ LeanDownArgs a) {
-    constexpr ActLayout l = lean_layout(kSlots * kFf);
+__global__ void __launch_bounds__(kRow1Threads, 2)
+    experts_q4k_row1_down_kernel(const __grid_constant__ Row1DownArgs a) {
+    constexpr ActLayout l = row1_layout(kSlots * kFf);
     constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2,
-                  kAuxBytes = (LeanAux<Q6>::row_bytes(kGroups) + 15) / 16 * 16;
+                  kAuxBytes = (Row1Aux<Q6>::row_bytes(kGroups) + 15) / 16 * 16;
     __shared__ alignas(16) char staged[staged_bytes(kSlots * kFf)];
-    __shared__ alignas(16) char planes[kLeanWarps][2 * kPasses][kAuxBytes];
-    __shared__ float terms[kLeanWarps][2 * kPasses];
+    __shared__ alignas(16) char planes[kRow1Warps][2 * kPasses][kAuxBytes];
+    __shared__ float terms[kRow1Warps][2 * kPasses];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16, j = lane % 16;
-    const int o = blockIdx.x * kLeanWarps + warp, slots = a.top_k + 1;
+    const int o = blockIdx.x * kRow1Warps + warp, slots = a.top_k + 1;
     // Sixteen bytes of the staged row that gate and up leave: not of the shared expert's sub-blocks, the last of each
     // plane.
     constexpr int kPieces = staged_bytes(kSlots * kFf) / 16;
-    static_assert(kPieces <= kLeanThreads - kFf / 8 && l.groups % 4 == 0);
+    static_assert(kPieces <= kRow1Threads - kFf / 8 && l.groups % 4 == 0);
     const int t = threadIdx.x, plane_at = t < 2 * l.groups       ? t % l.groups
                                           : t < 5 * l.groups / 2 ? 2 * (t - 2 * l.groups)
                                                                  : 4 * (t - 5 * l.groups / 2);
@@ -189,7 +193,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
         raw[b] = make_uint4(0, 0, 0, 0);
         d[b] = 0;
         if (slot >= slots) continue;
-        LeanPlanes m = slot < a.top_k ? a.routed : a.shared;
+        Row1Planes m = slot < a.top_k ? a.routed : a.shared;
         if (slot < a.top_k) {
             const int64_t offset = expert * a.stride;
             m.data += offset, m.scales += offset;
@@ -197,7 +201,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
         }
         const int first = o * kGroups;
         raw[b] = load_weights_once(m.data + (first + j) * 16);
-        const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
+        const Row1Aux<Q6> aux{planes[warp][slot], kGroups, 1};
         if (j < kGroups / 8) copy_async16_once(aux.scales() + 16 * j, m.scales + 2 * first + 16 * j);
         if constexpr (Q6) {
             if (j < kGroups / 2) copy_async16_once(aux.high() + 16 * j, m.high + 8 * first + 16 * j);
@@ -214,21 +218,21 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     float2 by[kPasses];
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {
-        const LeanAux<Q6> aux{planes[warp][min(2 * b + half, slots - 1)], kGroups, 1};
+        const Row1Aux<Q6> aux{planes[warp][min(2 * b + half, slots - 1)], kGroups, 1};
         if constexpr (Q6) {
             if (j == 0 && 2 * b + half < slots) *reinterpret_cast<uint32_t*>(aux.d()) = d[b];
             __syncwarp();
         }
-        by[b] = lean_scales<Q6>(aux, j, at);
+        by[b] = row1_scales<Q6>(aux, j, at);
     }
     pdl_wait();
     const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
     if (stages)
         *reinterpret_cast<float4*>(staged + 16 * threadIdx.x) =
             load_shared_f32x4(reinterpret_cast<const float*>(a.middle->act) + 4 * threadIdx.x);
-    if (const int c = threadIdx.x - (kLeanThreads - kFf / 8); c >= 0) {
+    if (const int c = threadIdx.x - (kRow1Threads - kFf / 8); c >= 0) {
         float v[8];
-        lean_load8(a.middle->shared, c, v);
+        row1_load8(a.middle->shared, c, v);
         put8(l, staged, kMostChosen * kFf / 8 + c, v);
     }
     __syncthreads();
@@ -237,10 +241,10 @@ __global__ void __launch_bounds__(kLeanThreads, 2) lean_down_kernel(const __grid
     for (int b = 0; b < kPasses; ++b) {
         const int slot = min(2 * b + half, slots - 1);
         const KActs x = k_acts<Q6>(staged, l.groups, (slot < a.top_k ? slot : kMostChosen) * kGroups + j);
-        const LeanAux<Q6> aux{planes[warp][slot], kGroups, 1};
-        acc[b] = lean_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
+        const Row1Aux<Q6> aux{planes[warp][slot], kGroups, 1};
+        acc[b] = row1_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
     }
-    lean_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) { terms[warp][2 * b + half] = sum; });
+    row1_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) { terms[warp][2 * b + half] = sum; });
     __syncwarp();
     float term = lane < slots ? terms[warp][lane] : 0.0f;
     if (lane < a.top_k) term = __fmul_rn(weight, term);
@@ -265,19 +269,19 @@ int64_t expert_stride(const std::vector<Weight>& experts) {
 
 }  // namespace
 
-void lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
-              const SharedExpert& shared, MoeResult& result, float* residual) {
+void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router,
+                      const ExpertWeights& weights, const SharedExpert& shared, MoeResult& result, float* residual) {
     const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
     const int64_t out = weights.down[0].rows, stride = expert_stride(weights.gate);
     const auto fit = fit_row1(chip_of(*ctx.gpu));
-    constexpr int kShared = std::max(kLeanLarge, pair_bytes(32 + kSharedPairs));
+    constexpr int kShared = std::max(kRow1Large, pair_bytes(32 + kSharedPairs));
     RT_ASSERT(fit && *fit == kShared && weights.gate.size() == kExperts);
     const ArenaScope scope(*ctx.arena);
-    auto* middle = static_cast<LeanMiddle*>(ctx.arena->allocate(sizeof(LeanMiddle)));
-    launch_lean_router<false>(ctx, x.row(0), norm.weight.data(), norm.eps, router, result,
+    auto* middle = static_cast<Row1Middle*>(ctx.arena->allocate(sizeof(Row1Middle)));
+    launch_row1_router<false>(ctx, x.row(0), norm.weight.data(), norm.eps, router, result,
                               {middle->key, middle->s, middle->x});
 
-    LeanGateUpArgs a = {};
+    Row1GateUpArgs a = {};
     for (size_t i = 0; i < 4; ++i) a.m[i] = planes_of(*ups[i]);
     a.stride = stride;
     a.route = {router.bias.empty() ? nullptr : router.bias.data(),
@@ -288,10 +292,10 @@ void lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
                result.routing.experts.row<int32_t>(0),
                result.routing.weights.row(0)};
     a.middle = middle;
-    allow_shared(reinterpret_cast<const void*>(lean_gate_up_kernel), kShared);
-    launch(*ctx.gpu, lean_gate_up_kernel, kGateUpCtas, kLeanThreads, kShared, a);
+    allow_shared(reinterpret_cast<const void*>(experts_q4k_row1_gate_up_kernel), kShared);
+    launch(*ctx.gpu, experts_q4k_row1_gate_up_kernel, kGateUpCtas, kRow1Threads, kShared, a);
 
-    LeanDownArgs d = {};
+    Row1DownArgs d = {};
     d.routed = planes_of(weights.down[0]);
     d.shared = planes_of(*shared.down);
     d.stride = expert_stride(weights.down);
@@ -302,9 +306,10 @@ void lean_moe(Context& ctx, const Tensor& x, const Norm& norm, const Router& rou
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);
     d.residual = residual;
-    const auto kernel = weights.down[0].dtype == DType::planes_q6_k ? lean_down_kernel<true> : lean_down_kernel<false>;
-    allow_shared(reinterpret_cast<const void*>(kernel), kLeanSmall);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kLeanWarps)), kLeanThreads, kLeanSmall, d);
+    const auto kernel = weights.down[0].dtype == DType::planes_q6_k ? experts_q4k_row1_down_kernel<true>
+                                                                    : experts_q4k_row1_down_kernel<false>;
+    allow_shared(reinterpret_cast<const void*>(kernel), kRow1Small);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kRow1Warps)), kRow1Threads, kRow1Small, d);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -7,10 +7,12 @@
 // 2 rows (25.6), 28.2 at 4 (35.1), 41.8 at 8 (47.6), 63.2 at 16 (70.1). A check of 16 guesses is slower all the same
 // (4.05 and 3.97 ms), so 9 to 16 rows, which these kernels can take, stay with experts_grouped_sm80.cu. Behind
 // fused_router() two kernels; a group is an expert and up to four of the rows that chose it:
-//   few_gate_up_kernel  chooses the experts and lists the groups, for the next kernel too. 32 pairs (gate row, up row)
+//   experts_q4k_rows8_gate_up_kernel  chooses the experts and lists the groups, for the next kernel too. 32 pairs (gate
+//   row, up row)
 //                       of a group are a unit, a warp has two of them; CTA b has units b, b + CTAs, ..., and four pairs
 //                       of the shared expert, fetched before the router has ended. Leaves silu(gate) * up, quantised.
-//   few_down_kernel     a CTA has 16 outputs of all groups, half of them a warp at a time, and adds up each row's slots
+//   experts_q4k_rows8_down_kernel     a CTA has 16 outputs of all groups, half of them a warp at a time, and adds up
+//   each row's slots
 //                       itself, in order of rank: nothing is combined afterwards.
 // A warp fetches for itself, a task or two ahead, into shared memory that nobody else touches: no barriers in the
 // loops. Everything is dp4a: most groups have one row, for which it takes a third of what tensor cores need.
@@ -36,18 +38,18 @@ using namespace few;
 // ---- Gate and up.
 
 /// What the kernels of a layer leave for one another.
-struct FewMiddle {
+struct Rows8Middle {
     char* act;      // [n, kRowSlots] staged rows of kFf columns
     float* shared;  // [n, kFf]: of the shared expert
 };
 
-struct FewGateUpArgs {
-    FewArgs f;
-    FewPlanes gate, up;
+struct Rows8GateUpArgs {
+    Rows8Args f;
+    Rows8Planes gate, up;
     TilePlanes shared_gate, shared_up;
     const char* x;  // staged rows, kHiddenBytes each
     int32_t units;  // the most that a CTA has
-    FewMiddle middle;
+    Rows8Middle middle;
 };
 
 constexpr int kPairs = 2, kUpRoom = 2;  // a task is kPairs pairs; a warp has room for kUpRoom of them
@@ -82,20 +84,21 @@ __device__ __forceinline__ float few_pairs(const char* task, const char* const (
     return reduce_lanes<kRows * P>(v, lane);
 }
 
-__global__ void __launch_bounds__(kLeanThreads, 2) few_gate_up_kernel(const __grid_constant__ FewGateUpArgs a) {
+__global__ void __launch_bounds__(kRow1Threads, 2)
+    experts_q4k_rows8_gate_up_kernel(const __grid_constant__ Rows8GateUpArgs a) {
     extern __shared__ uint4 dynamic[];
-    __shared__ FewGroups groups;
-    constexpr int kSharedTasks = 4 / kPairs, kSharedParts = kLeanWarps / kSharedTasks;
+    __shared__ Rows8Groups groups;
+    constexpr int kSharedTasks = 4 / kPairs, kSharedParts = kRow1Warps / kSharedTasks;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.f.n;
     char* const x = reinterpret_cast<char*>(dynamic);
     auto* const results = reinterpret_cast<float*>(x + n * kUpRowBytes);  // [unit][member][32]
     char* const tasks = x + n * kUpRowBytes + a.units * kUnitBytes + warp * kUpRoom * kUpTaskBytes;
-    few_clear(groups);
+    rows8_clear(groups);
     // Rows of gate and of up from row f on, to slot s.
     const auto fetch = [&](const TilePlanes& gate, const TilePlanes& up, int f, int s) {
         char* const to = tasks + s * kUpTaskBytes;
-        few_copy<2 * kPairs>(to, gate.data + f * (kHidden / 2), lane);
-        few_copy<2 * kPairs>(to + kPairs * (kHidden / 2), up.data + f * (kHidden / 2), lane);
+        rows8_copy<2 * kPairs>(to, gate.data + f * (kHidden / 2), lane);
+        rows8_copy<2 * kPairs>(to + kPairs * (kHidden / 2), up.data + f * (kHidden / 2), lane);
         constexpr int kHeaders = kPairs * (kHidden / 16);
         const char* const headers = lane < kHeaders / 16 ? gate.scales : up.scales - kHeaders;
         if (lane < 2 * kHeaders / 16)
@@ -111,18 +114,18 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_gate_up_kernel(const __gr
     pdl_wait();
     pdl_trigger();  // now: the next kernel may read above its wait what is older than this kernel
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n * (kUpRowBytes / 16); i += kLeanThreads) {
+    for (int i = threadIdx.x; i < n * (kUpRowBytes / 16); i += kRow1Threads) {
         const int row = i / (kUpRowBytes / 16), c = i % (kUpRowBytes / 16);
         copy_async16(x + 16 * i, a.x + row * kHiddenBytes + 16 * c);
     }
-    const int chosen = few_choose(a.f, groups, warp, lane);
+    const int chosen = rows8_choose(a.f, groups, warp, lane);
     __syncthreads();
-    const int all = few_list(a.f, groups, warp, lane);
+    const int all = rows8_list(a.f, groups, warp, lane);
     const int ctas = gridDim.x, count = (all * kTiles - static_cast<int>(blockIdx.x) + ctas - 1) / ctas;
     copy_async_wait();
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x < kMostGroups) {
-        const FewGroup group = groups.list[threadIdx.x];
+        const Rows8Group group = groups.list[threadIdx.x];
         const bool there = static_cast<int>(threadIdx.x) < all;
         post_group(a.f.listed + threadIdx.x, there ? group.expert | static_cast<uint64_t>(group.members) << 32 : 0);
     }
@@ -141,7 +144,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_gate_up_kernel(const __gr
 #pragma unroll
     for (int k = 1; k < kUpRoom; ++k) fetch_task(k);
     if (static_cast<int>(blockIdx.x) == warp && warp < n) {
-        const float weight = few_weight(a.f, warp, chosen, lane);
+        const float weight = rows8_weight(a.f, warp, chosen, lane);
         if (lane < a.f.route.top_k) {
             const int at = warp * a.f.route.top_k + lane;
             a.f.route.chosen[at] = chosen;
@@ -151,9 +154,9 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_gate_up_kernel(const __gr
     }
 #pragma unroll 1
     for (int k = 0; k <= count; ++k) {
-        few_wait<kUpRoom - 1>();
+        rows8_wait<kUpRoom - 1>();
         const char* const task = tasks + k % kUpRoom * kUpTaskBytes;
-        FewGroup group{0, kRowSlots * (0x01010101u * shared_row + kSharedParts * 0x03020100u)};
+        Rows8Group group{0, kRowSlots * (0x01010101u * shared_row + kSharedParts * 0x03020100u)};
         if (k > 0) group = group_of(k - 1);
         const int rows = k > 0 ? group.count() : !shared ? 0 : (n - shared_row + kSharedParts - 1) / kSharedParts;
 #pragma unroll 1
@@ -175,8 +178,8 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_gate_up_kernel(const __gr
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = warp; i < count * kMembers; i += kLeanWarps) {
-        const FewGroup group = group_of(i / kMembers);
+    for (int i = warp; i < count * kMembers; i += kRow1Warps) {
+        const Rows8Group group = group_of(i / kMembers);
         if (i % kMembers < group.count())
             put_group<kTiles>(a.middle.act + group.place(i % kMembers) * kFfBytes, tile_of(i / kMembers),
                               results[i * 32 + lane]);
@@ -185,11 +188,11 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_gate_up_kernel(const __gr
 
 // ---- Down.
 
-struct FewDownArgs {
-    FewArgs f;
-    FewPlanes routed;
+struct Rows8DownArgs {
+    Rows8Args f;
+    Rows8Planes routed;
     TilePlanes shared;
-    FewMiddle middle;
+    Rows8Middle middle;
     int32_t rows;
     float* y;         // [n, rows]
     float* residual;  // null: none
@@ -199,8 +202,8 @@ constexpr int kOutputs = 16, kMostSlots = kRowSlots + 1;
 
 /// Bytes of a task of `Outputs` outputs, and of a row of activations.
 template <bool Q6>
-constexpr int few_down_bytes(int outputs) {
-    return outputs * (kFf / 2 + LeanAux<Q6>::row_bytes(kTiles));
+constexpr int rows8_down_bytes(int outputs) {
+    return outputs * (kFf / 2 + Row1Aux<Q6>::row_bytes(kTiles));
 }
 template <bool Q6>
 constexpr int kDownRowBytes = Q6 ? kFfBytes : kFfBytes - 4 * kTiles;
@@ -208,9 +211,9 @@ constexpr int kDownRowBytes = Q6 ? kFfBytes : kFfBytes - 4 * kTiles;
 /// `Outputs` outputs of an expert times P staged rows: of V = P Outputs / 2, lane 16 h + 16 / V * i has the product of
 /// output 2 (i / P) + h and row i % P.
 template <bool Q6, int Outputs, int P>
-__device__ __forceinline__ float few_outputs(char* task, const char* const (&x)[P], int lane) {
+__device__ __forceinline__ float rows8_outputs(char* task, const char* const (&x)[P], int lane) {
     const KShifts at(lane);
-    const LeanAux<Q6> aux{task + Outputs * (kFf / 2), kTiles, Outputs};
+    const Row1Aux<Q6> aux{task + Outputs * (kFf / 2), kTiles, Outputs};
     const int j = lane % 16;
     KActs acts[P];
 #pragma unroll
@@ -220,20 +223,21 @@ __device__ __forceinline__ float few_outputs(char* task, const char* const (&x)[
     for (int i = 0; i < Outputs / 2; ++i) {
         const int index = (2 * i + lane / 16) * kTiles + j;
         const uint4 q = *reinterpret_cast<const uint4*>(task + 16 * index);
-        const float2 by = lean_scales<Q6>(aux, index, at);
+        const float2 by = row1_scales<Q6>(aux, index, at);
 #pragma unroll
-        for (int p = 0; p < P; ++p) v[i * P + p] = lean_dot<Q6>(q, aux, index, acts[p], by, 0.0f);
+        for (int p = 0; p < P; ++p) v[i * P + p] = row1_dot<Q6>(q, aux, index, acts[p], by, 0.0f);
     }
     return reduce_lanes<Outputs / 2 * P, 16>(v, lane);
 }
 
 /// A task is `Outputs` outputs of a group; a warp has room for S of them.
 template <bool Q6, int Outputs, int S>
-__global__ void __launch_bounds__(kLeanThreads, 2) few_down_kernel(const __grid_constant__ FewDownArgs a) {
+__global__ void __launch_bounds__(kRow1Threads, 2)
+    experts_q4k_rows8_down_kernel(const __grid_constant__ Rows8DownArgs a) {
     extern __shared__ uint4 dynamic[];
-    __shared__ FewGroup list[kMostGroups];
+    __shared__ Rows8Group list[kMostGroups];
     __shared__ float weights[kMostRows * kRowSlots];
-    constexpr int kBytes = few_down_bytes<Q6>(Outputs), kRowBytes = kDownRowBytes<Q6>, kParts = kOutputs / Outputs;
+    constexpr int kBytes = rows8_down_bytes<Q6>(Outputs), kRowBytes = kDownRowBytes<Q6>, kParts = kOutputs / Outputs;
     constexpr uint32_t kSharedOnes = 0xFFFF;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.f.n, t = threadIdx.x;
     char* const staged = reinterpret_cast<char*>(dynamic);  // n * kRowSlots rows, and those of the shared expert
@@ -247,17 +251,17 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_down_kernel(const __grid_
         const int i = task / kParts, first = kMembers * i;
         if (i >= shared) return list[i - shared];
         const uint32_t ones = 0x03020100u + static_cast<uint32_t>(first) * 0x01010101u;  // rows
-        return FewGroup{kSharedOnes | static_cast<uint32_t>(min(kMembers, n - first)) << 16, ones};
+        return Rows8Group{kSharedOnes | static_cast<uint32_t>(min(kMembers, n - first)) << 16, ones};
     };
     const auto fetch_task = [&](int k) {
-        const int task = warp + k * kLeanWarps, o = kOutputs * static_cast<int>(blockIdx.x) + task % kParts * Outputs;
+        const int task = warp + k * kRow1Warps, o = kOutputs * static_cast<int>(blockIdx.x) + task % kParts * Outputs;
         if (task < all) {
-            const FewGroup group = group_of(task);
+            const Rows8Group group = group_of(task);
             const TilePlanes m = group.id() == kSharedOnes ? a.shared : a.routed.of(group.id());
             char* const to = tasks + k % S * kBytes;
-            const LeanAux<Q6> aux{to + Outputs * (kFf / 2), kTiles, Outputs};
-            few_copy<Outputs / 2>(to, m.data + o * (kFf / 2), lane);
-            if constexpr (Q6) few_copy<Outputs / 4>(aux.high(), m.high + o * (kFf / 4), lane);
+            const Row1Aux<Q6> aux{to + Outputs * (kFf / 2), kTiles, Outputs};
+            rows8_copy<Outputs / 2>(to, m.data + o * (kFf / 2), lane);
+            if constexpr (Q6) rows8_copy<Outputs / 4>(aux.high(), m.high + o * (kFf / 4), lane);
             if (lane < 2 * Outputs) copy_async16(aux.scales() + 16 * lane, m.scales + o * (kFf / 16) + 16 * lane);
             else if (const int c = lane - 2 * Outputs; Q6 && c < Outputs / 4)
                 copy_async16(aux.d() + 16 * c, m.d + o * (kFf / 128) + 16 * c);
@@ -272,33 +276,33 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_down_kernel(const __grid_
         row < n && a.residual != nullptr ? load_shared_f32(a.residual + out) : 0.0f;  // older than gate_up
     pdl_wait();
 #pragma unroll 1
-    for (int i = t; i < n * kRowSlots * (kRowBytes / 16); i += kLeanThreads)
+    for (int i = t; i < n * kRowSlots * (kRowBytes / 16); i += kRow1Threads)
         copy_async16(staged + 16 * i, a.middle.act + i / (kRowBytes / 16) * kFfBytes + i % (kRowBytes / 16) * 16);
     if (t < n * kRowSlots && t % kRowSlots < a.f.route.top_k)
         weights[t] = load_shared_f32(a.f.route.weights + t / kRowSlots * a.f.route.top_k + t % kRowSlots);
     if (a.f.shared != 0) {
 #pragma unroll 1
-        for (int c = t; c < n * (kFf / 8); c += kLeanThreads) {
+        for (int c = t; c < n * (kFf / 8); c += kRow1Threads) {
             float v[8];
-            lean_load8(a.middle.shared, c, v);
-            few_put8<Q6>(staged + (n * kRowSlots + c / (kFf / 8)) * kRowBytes, c % (kFf / 8), v);
+            row1_load8(a.middle.shared, c, v);
+            rows8_put8<Q6>(staged + (n * kRowSlots + c / (kFf / 8)) * kRowBytes, c % (kFf / 8), v);
         }
     }
     copy_async_wait();
     __syncthreads();
 #pragma unroll 1
-    for (int k = 0; warp + k * kLeanWarps < all; ++k) {
-        few_wait<S - 1>();
-        const int task = warp + k * kLeanWarps;
-        const FewGroup group = group_of(task);
+    for (int k = 0; warp + k * kRow1Warps < all; ++k) {
+        rows8_wait<S - 1>();
+        const int task = warp + k * kRow1Warps;
+        const Rows8Group group = group_of(task);
         const bool routed = group.id() != kSharedOnes;
         char* const from = tasks + k % S * kBytes;
 #pragma unroll 1
         for (int p0 = 0; p0 < group.count(); p0 += 2) {
             const auto at = [&](int p) { return staged + (group.place(p) + (routed ? 0 : n * kRowSlots)) * kRowBytes; };
             const bool two = p0 + 1 < group.count();
-            const float sum = two ? few_outputs<Q6, Outputs, 2>(from, {at(p0), at(p0 + 1)}, lane)
-                                  : few_outputs<Q6, Outputs, 1>(from, {at(p0)}, lane);
+            const float sum = two ? rows8_outputs<Q6, Outputs, 2>(from, {at(p0), at(p0 + 1)}, lane)
+                                  : rows8_outputs<Q6, Outputs, 1>(from, {at(p0)}, lane);
             constexpr int kLanes = 32 / Outputs;  // that have the same sum of one row
             const int i = lane % 16 / (two ? kLanes / 2 : kLanes);
             const int o = task % kParts * Outputs + 2 * (two ? i / 2 : i) + lane / 16;
@@ -324,50 +328,52 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_down_kernel(const __grid_
 
 // ---- Launching.
 
-FewPlanes few_planes(const Matrix& m) { return {tile_planes(m), m.data_stride, m.high_stride, m.scale_stride}; }
+Rows8Planes rows8_planes(const Matrix& m) { return {tile_planes(m), m.data_stride, m.high_stride, m.scale_stride}; }
 
 static_assert(kUpTaskBytes == 4 * (kHidden / 2 + kHidden / 16) && kUpRowBytes == 40 * (kHidden / 32) &&
               kUnitBytes == 512 && kUpRoom == 2 && kOutputs == 16);  // fit_rows8() counts with the same
 
 }  // namespace
 
-void few_moe(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const ChooseHere& choose, Tensor& y,
-             Tensor* residual) {
+void experts_q4k_rows8(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const ChooseHere& choose,
+                       Tensor& y, Tensor* residual) {
     RT_ASSERT(x.kind == ActKind::staged && x.stride == kHiddenBytes);
     const Matrix& down = layer.down;
     const bool q6 = down.type == DType::planes_q6_k;
     const auto fit = fit_rows8(chip_of(*ctx.gpu), n, layer.top_k, q6);
     RT_ASSERT(fit);
-    FewGateUpArgs a = {};
+    Rows8GateUpArgs a = {};
     a.f.keys = choose.keys;
     a.f.logits = choose.logits;
     a.f.listed = choose.listed;
     a.f.route = *choose.route;
     a.f.n = static_cast<int32_t>(n);
     a.f.shared = layer.shared ? 1 : 0;
-    a.gate = few_planes(layer.gate);
-    a.up = few_planes(layer.up);
+    a.gate = rows8_planes(layer.gate);
+    a.up = rows8_planes(layer.up);
     if (layer.shared) a.shared_gate = tile_planes(layer.shared_gate), a.shared_up = tile_planes(layer.shared_up);
     a.x = x.rows;
     a.middle.act = static_cast<char*>(ctx.arena->allocate(n * kRowSlots * kFfBytes));
     a.middle.shared = static_cast<float*>(ctx.arena->allocate(n * kFf * int64_t{sizeof(float)}));
     const auto start = [&](auto kernel, int64_t ctas, int64_t shared, const auto& args) {
         allow_shared(reinterpret_cast<const void*>(kernel), shared);
-        launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kLeanThreads, static_cast<size_t>(shared), args);
+        launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kRow1Threads, static_cast<size_t>(shared), args);
     };
     a.units = static_cast<int32_t>(fit->units);
-    start(few_gate_up_kernel, fit->up_ctas, fit->up_shared, a);
+    start(experts_q4k_rows8_gate_up_kernel, fit->up_ctas, fit->up_shared, a);
 
-    FewDownArgs d = {};
+    Rows8DownArgs d = {};
     d.f = a.f;
-    d.routed = few_planes(down);
+    d.routed = rows8_planes(down);
     if (layer.shared) d.shared = tile_planes(layer.shared_down);
     d.middle = a.middle;
     d.rows = down.rows;
     d.y = y.row(0);
     d.residual = residual == nullptr ? nullptr : residual->row(0);
-    const auto kernel = q6 ? (fit->down_tasks == 3 ? few_down_kernel<true, 8, 3> : few_down_kernel<true, 8, 2>)
-                           : (fit->down_tasks == 3 ? few_down_kernel<false, 8, 3> : few_down_kernel<false, 8, 2>);
+    const auto kernel = q6 ? (fit->down_tasks == 3 ? experts_q4k_rows8_down_kernel<true, 8, 3>
+                                                   : experts_q4k_rows8_down_kernel<true, 8, 2>)
+                           : (fit->down_tasks == 3 ? experts_q4k_rows8_down_kernel<false, 8, 3>
+                                                   : experts_q4k_rows8_down_kernel<false, 8, 2>);
     start(kernel, down.rows / kOutputs, fit->down_shared, d);
 }
 

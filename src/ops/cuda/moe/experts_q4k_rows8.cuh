@@ -10,10 +10,10 @@ namespace riptide::ops::cuda::decode::few {
 
 constexpr int kMostRows = 16, kServedRows = 8, kRowSlots = 8, kMembers = 4;
 constexpr int kHidden = 2048, kFf = 512, kHiddenBytes = staged_bytes(kHidden), kFfBytes = staged_bytes(kFf);
-constexpr int kTiles = kFf / 32, kMostGroups = kMostFewGroups, kLeastCtas = 128;
+constexpr int kTiles = kFf / 32, kMostGroups = kMostRows8Groups, kLeastCtas = 128;
 constexpr int kStatic = 3 << 10;  // static shared memory, at most
 
-struct FewArgs {
+struct Rows8Args {
     const uint32_t* keys;  // [n, experts], of fused_router(); logits too
     const float* logits;
     uint64_t* listed;  // [kMostGroups], all ones until gate and up list the groups
@@ -23,7 +23,7 @@ struct FewArgs {
 };
 
 /// A matrix of each expert.
-struct FewPlanes {
+struct Rows8Planes {
     TilePlanes first;
     int64_t data_stride, high_stride, scale_stride;
 
@@ -33,7 +33,7 @@ struct FewPlanes {
 };
 
 /// Up to kMembers rows that chose an expert: 8 * row + rank, a byte each.
-struct FewGroup {
+struct Rows8Group {
     uint32_t expert, members;
 
     __device__ __forceinline__ int count() const { return static_cast<int>(expert >> 16); }
@@ -41,9 +41,9 @@ struct FewGroup {
     __device__ __forceinline__ int place(int p) const { return static_cast<int>(members >> (8 * p) & 0xFFu); }
 };
 
-struct FewGroups {
+struct Rows8Groups {
     uint32_t mask[kExperts];  // rows that chose it
-    FewGroup list[kMostGroups];
+    Rows8Group list[kMostGroups];
     alignas(8) uint8_t ids[kMostRows * kRowSlots];
 
     /// Of an expert in a row that chose it.
@@ -54,13 +54,13 @@ struct FewGroups {
     }
 };
 
-__device__ __forceinline__ void few_clear(FewGroups& g) {
+__device__ __forceinline__ void rows8_clear(Rows8Groups& g) {
     if (threadIdx.x < kExperts) g.mask[threadIdx.x] = 0;
 }
 
-/// Each warp chooses for the row of its number: the expert of rank `lane`. Behind few_clear() and a barrier; before
+/// Each warp chooses for the row of its number: the expert of rank `lane`. Behind rows8_clear() and a barrier; before
 /// one.
-__device__ __forceinline__ int few_choose(const FewArgs& a, FewGroups& g, int warp, int lane) {
+__device__ __forceinline__ int rows8_choose(const Rows8Args& a, Rows8Groups& g, int warp, int lane) {
     if (warp >= a.n) return 0;
     const int e = choose_by_warp(a.keys + warp * a.route.experts, a.route.experts, a.route.top_k, lane);
     if (lane < a.route.top_k) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ int few_choose(const FewArgs& a, FewGroups& g, int wa
 }
 
 /// The number of groups, which are listed behind the next barrier. By the whole CTA.
-__device__ __forceinline__ int few_list(const FewArgs& a, FewGroups& g, int warp, int lane) {
+__device__ __forceinline__ int rows8_list(const Rows8Args& a, Rows8Groups& g, int warp, int lane) {
     int all = 0;
 #pragma unroll
     for (int k = 0; k < kMostRows * kRowSlots / 32; ++k) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ int few_list(const FewArgs& a, FewGroups& g, int warp
 }
 
 /// The weight of the expert of rank `lane` of a row. By a warp.
-__device__ __forceinline__ float few_weight(const FewArgs& a, int row, int e, int lane) {
+__device__ __forceinline__ float rows8_weight(const Rows8Args& a, int row, int e, int lane) {
     const float s = sigmoid(load_shared_f32(a.logits + row * a.route.experts + (lane < a.route.top_k ? e : 0)));
     float sum = 0.0f, weight = s;
 #pragma unroll 1
@@ -120,7 +120,7 @@ __device__ __forceinline__ uint64_t await_group(const uint64_t* p) {
 
 /// All but the newest `Pending` groups of copies of this warp are there.
 template <int Pending>
-__device__ __forceinline__ void few_wait() {
+__device__ __forceinline__ void rows8_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 #endif
@@ -129,14 +129,14 @@ __device__ __forceinline__ void few_wait() {
 
 /// 512 Rounds bytes by a warp.
 template <int Rounds>
-__device__ __forceinline__ void few_copy(char* to, const char* from, int lane) {
+__device__ __forceinline__ void rows8_copy(char* to, const char* from, int lane) {
 #pragma unroll
     for (int i = 0; i < Rounds; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
 }
 
 /// Columns 8 c .. 8 c + 7 of a staged row of kFf columns, as put8(); Halves: with the sums that Q6_K needs.
 template <bool Halves>
-__device__ __forceinline__ void few_put8(char* row, int c, const float (&v)[8]) {
+__device__ __forceinline__ void rows8_put8(char* row, int c, const float (&v)[8]) {
     const Act8 q = quantise8(v);
     const int g = c / 4, quarter = c % 4;
     *reinterpret_cast<uint2*>(row + (quarter / 2 * kTiles + g) * 16 + quarter % 2 * 8) = q.words;

@@ -8,7 +8,7 @@ namespace riptide::ops::cuda::decode {
 
 /// y[n, d] of ops/moe.h, residual (or null) += y, and choose.route's results, right behind fused_router(), whose rows
 /// x are. REQUIRES what moe::choose() asks for q4k_rows8.
-void few_moe(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const ChooseHere& choose, Tensor& y,
-             Tensor* residual);
+void experts_q4k_rows8(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const ChooseHere& choose,
+                       Tensor& y, Tensor* residual);
 
 }  // namespace riptide::ops::cuda::decode

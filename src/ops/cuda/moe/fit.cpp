@@ -29,7 +29,7 @@ TilePlan group_plan(const Chip& chip, int64_t lists, DType type) {
 
 std::optional<int64_t> fit_row1(const Chip& chip) {
     constexpr int kPairs = 36, kRow = S512::kHidden / 2 + S512::kHidden / 16;  // pairs of a CTA; a row of Q4_K
-    constexpr int64_t kShared = std::max(kLeanLarge, 2 * kPairs * kRow),
+    constexpr int64_t kShared = std::max(kRow1Large, 2 * kPairs * kRow),
                       kStatic = 8 << 10;  // static, and what the chip keeps
     if (chip.shared_bytes < kShared + kStatic) return {};
     return kShared;
@@ -40,7 +40,7 @@ std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, boo
     constexpr int64_t kUpTask = 4 * (S512::kHidden / 2 + S512::kHidden / 16), kUpRow = 40 * (S512::kHidden / 32),
                       kUnit = 4 * 32 * 4;
     const auto tasks = [&](int64_t fixed, int64_t bytes) {
-        return (chip.shared_bytes - kStatic - fixed) / (kLeanWarps * bytes);
+        return (chip.shared_bytes - kStatic - fixed) / (kRow1Warps * bytes);
     };
     const auto down_task = [&](bool q6) {
         return kOutputs * (16 + (q6 ? 10 : 2)) * kTiles + (q6 ? kOutputs * kTiles / 4 : 0);
@@ -51,9 +51,9 @@ std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, boo
     fit.units = ceil_of(n * top_k * kTiles, fit.up_ctas);
     const int64_t up_fixed = n * kUpRow + fit.units * kUnit;
     if (tasks(up_fixed, kUpTask) < kUpTasks || tasks(down_fixed(true), down_task(true)) < 2) return {};
-    fit.up_shared = up_fixed + kUpTasks * kLeanWarps * kUpTask;
+    fit.up_shared = up_fixed + kUpTasks * kRow1Warps * kUpTask;
     fit.down_tasks = std::min<int64_t>(3, tasks(down_fixed(q6_down), down_task(q6_down)));
-    fit.down_shared = down_fixed(q6_down) + fit.down_tasks * kLeanWarps * down_task(q6_down);
+    fit.down_shared = down_fixed(q6_down) + fit.down_tasks * kRow1Warps * down_task(q6_down);
     return fit;
 }
 

@@ -81,8 +81,8 @@ __device__ __forceinline__ void work_on(const GemmProblem& p, const Out& out, co
 
 template <DType T, class Out>
 __global__ void __launch_bounds__(kDecodingThreads, 1)
-    gemm_few_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
-                    const __grid_constant__ Out out) {
+    grouped_gemm_dequant_few_rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
+                                         const __grid_constant__ Out out) {
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint8_t memory[];
@@ -120,7 +120,7 @@ void gemm_decoding_few(const Gpu& gpu, const DecodingProblem& job, const Out& ou
     check_out(out);
     with_planes(job, [&](auto type) {
         constexpr DType kType = decltype(type)::value;
-        launch_decoding<Ring<kType>>(gpu, job, out, gemm_few_kernel<kType, Out>);
+        launch_decoding<Ring<kType>>(gpu, job, out, grouped_gemm_dequant_few_rows_kernel<kType, Out>);
     });
 }
 template void gemm_decoding_few(const Gpu&, const DecodingProblem&, const OutF32&);

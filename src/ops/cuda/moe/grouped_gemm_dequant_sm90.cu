@@ -155,8 +155,8 @@ __device__ __forceinline__ void multiply(const GemmProblem& p, const Out& out, c
 
 template <DType T, class Out>
 __global__ void __launch_bounds__(kDecodingThreads, 1)
-    gemm_decoding_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
-                         const __grid_constant__ Out out) {
+    grouped_gemm_dequant_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
+                                const __grid_constant__ Out out) {
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint8_t memory[];
@@ -191,7 +191,7 @@ template <class Out>
 void gemm_decoding_many(const Gpu& gpu, const DecodingProblem& job, const Out& out) {
     with_planes(job, [&](auto type) {
         constexpr DType kType = decltype(type)::value;
-        launch_decoding<Ring<kType>>(gpu, job, out, gemm_decoding_kernel<kType, Out>);
+        launch_decoding<Ring<kType>>(gpu, job, out, grouped_gemm_dequant_kernel<kType, Out>);
     });
 }
 template void gemm_decoding_many(const Gpu&, const DecodingProblem&, const OutF32&);

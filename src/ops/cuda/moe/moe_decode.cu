@@ -5,7 +5,8 @@
 //   router_kernel    norm and router product, two experts a CTA; the CTA that finishes last chooses the experts. One
 //   more
 //                    CTA leaves the normalised row quantised for the next kernel.
-//   gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's warps share
+//   experts_any_gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's
+//   warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
 // Float weights in usual shapes: experts_float.cu. 2 to 8 rows: experts_q4k_rows8.cu. More: experts_grouped_sm80.cu
@@ -131,8 +132,8 @@ void launch_gate_up(Context& ctx, const Layer& layer, const ActSource& x, const 
     const bool k_quants = (!routed || all_k_quants(layer.gate, layer.up)) &&
                           (!layer.shared || all_k_quants(layer.shared_gate, layer.shared_up));
     const GateUpKernel kernel = !k_quants             ? other_gate_up_kernel(floats)
-                                : layout.groups <= 64 ? gate_up_kernel<PlaneBatch<KQuants, 5, 2, true>>
-                                                      : gate_up_kernel<PlaneBatch<KQuants, 1, 8, false>>;
+                                : layout.groups <= 64 ? experts_any_gate_up_kernel<PlaneBatch<KQuants, 5, 2, true>>
+                                                      : experts_any_gate_up_kernel<PlaneBatch<KQuants, 1, 8, false>>;
     const int64_t slots = layer.top_k + (layer.shared ? 1 : 0);
     const int64_t ctas = std::clamp<int64_t>(slots * a.ff * 2 / kWarps, 1, int64_t{2} * ctx.gpu->info().sm_count);
     const int64_t shared = layout.bytes() + x.norm_bytes(layout.cols) +
@@ -163,8 +164,8 @@ void launch_down(Context& ctx, const Layer& layer, const Routing& routing, const
     a.extra = extra == nullptr ? nullptr : extra->row(0);
     const bool k_quants = a.m[0].type == a.m[1].type && is_k_quant(a.m[0].type);
     const DownKernel kernel = !k_quants     ? other_down_kernel(floats)
-                              : a.ff == 512 ? plane_down_kernel<KQuants, 5, true>
-                                            : plane_down_kernel<KQuants, 5, false>;
+                              : a.ff == 512 ? experts_any_down_kernel<KQuants, 5, true>
+                                            : experts_any_down_kernel<KQuants, 5, false>;
     stage_count(ctx, a.layout, 0, 1);  // whether a row fits
     allow_shared(reinterpret_cast<const void*>(kernel), a.layout.bytes());
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>((a.rows + kWarps - 1) / kWarps), static_cast<unsigned>(n)),
@@ -276,15 +277,15 @@ void run_pair(Context& ctx, const linear::Launch& launch, const ActSource& x, in
         case Kernel::kquant_f16_row1_sm90:
         case Kernel::kquant_f16_mma_sm90:
         case Kernel::kquant_f16_wgmma_sm90:
-            return half_gate_up(ctx, launch, x, cols, gate, up, out);
+            return f16_gate_up(ctx, launch, x, cols, gate, up, out);
         case Kernel::bf16_small_sm90:
-            return line_gate_up(ctx, x, cols, gate, up, out);
+            return bf16_small_gate_up(ctx, x, cols, gate, up, out);
         case Kernel::float_row1:
             return float_gate_up(ctx, x, cols, gate, up, out);
         case Kernel::kquant_i8_wide_row1_sm90:
-            return dense_gate_up_row(ctx, x, cols, gate, up, out);
+            return kquant_i8_wide_row1_gate_up(ctx, x, cols, gate, up, out);
         case Kernel::kquant_i8_wide_sm90:
-            return dense_gate_up(ctx, x, cols, launch.rows, gate, up, out);
+            return kquant_i8_wide_gate_up(ctx, x, cols, launch.rows, gate, up, out);
         default:
             break;
     }
@@ -309,11 +310,10 @@ void dense_swiglu(Context& ctx, const ActSource& x, int64_t cols, int64_t n, con
     act.stride = w_gate.rows * int64_t{sizeof(float)};
     if (choice.empty()) {
         const std::vector<Tensor> products = multiply(ctx, x, cols, n, both, nullptr);
-        if (n > 1 && linear::eight_weight(chip_of(*ctx.gpu), w_down))
-            act = prepare_swiglu(ctx, products[0], products[1]);
+        if (n > 1 && linear::q8_weight(chip_of(*ctx.gpu), w_down)) act = prepare_swiglu(ctx, products[0], products[1]);
         else act.rows = static_cast<const char*>(cuda::swiglu(ctx, products[0], products[1]).data);
     } else if (choice[0].kernel == linear::Kernel::q8_i8_sm80) {
-        act = eight_gate_up(ctx, x, cols, n, w_gate, w_up);
+        act = q8_i8_gate_up(ctx, x, cols, n, w_gate, w_up);
     } else {
         auto* const out = static_cast<float*>(ctx.arena->allocate(n * act.stride));
         act.rows = reinterpret_cast<const char*>(out);
@@ -328,8 +328,8 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
     if (x.rows() == 0) return y;
     const Chip chip = chip_of(*ctx.gpu);
     const bool floats = (ctx.family == Family::draft && linear::draft_weight(chip, w_gate)) ||
-                        !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || linear::half_weight(chip, w_gate) ||
-                        linear::half_weight(chip, w_up);
+                        !is_planes(w_gate.dtype) || !is_planes(w_up.dtype) || linear::f16_weight(chip, w_gate) ||
+                        linear::f16_weight(chip, w_up);
     dense_swiglu(ctx, source_of(x, norm, floats), x.shape[1], x.rows(), w_gate, w_up, w_down, y, add ? &x : nullptr);
     if (add) x.int8 = nullptr;
     return y;
@@ -412,10 +412,10 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     switch (choice.router) {
         case moe::Router::rows_norm: {
             auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
-            auto* listed = static_cast<uint64_t*>(ctx.arena->allocate(kMostFewGroups * int64_t{sizeof(uint64_t)}));
+            auto* listed = static_cast<uint64_t*>(ctx.arena->allocate(kMostRows8Groups * int64_t{sizeof(uint64_t)}));
             const ChooseHere choose{&route, result.logits.row(0), keys, listed};
             rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, result.logits.row(0), keys, listed);
-            if (choice.up == moe::Experts::q4k_rows8) few_moe(ctx, s.layer, rows, n, choose, result.y, &x);
+            if (choice.up == moe::Experts::q4k_rows8) experts_q4k_rows8(ctx, s.layer, rows, n, choose, result.y, &x);
             else group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose);
             return result;
         }
@@ -425,7 +425,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         case moe::Router::row1:
         case moe::Router::float_product:
             if (choice.up == moe::Experts::q4k_row1_sm90)
-                lean_moe(ctx, x, norm, router, weights, shared, result, x.row(0));
+                experts_q4k_row1(ctx, x, norm, router, weights, shared, result, x.row(0));
             else float_moe(ctx, choice.router == moe::Router::row1, source, cols, router, s.layer, result, &x);
             return result;
         default:

@@ -65,7 +65,7 @@ bool row1_router(const SparseLayer& l) {
 bool q4k_row1(const SparseLayer& l) {
     const SharedExpert& s = l.c.shared;
     if (l.c.rows != 1 || s.gate == nullptr || !l.c.normed || !row1_router(l) || l.experts() != S512::kExperts ||
-        (l.down.dtype != kQ4 && l.down.dtype != kQ6) || l.down.rows % kLeanWarps != 0)
+        (l.down.dtype != kQ4 && l.down.dtype != kQ6) || l.down.rows % kRow1Warps != 0)
         return false;
     for (const Weight* w : {&l.gate, &l.up, s.gate, s.up})
         if (!is_of(*w, kQ4, S512::kFf, S512::kHidden)) return false;
@@ -118,10 +118,10 @@ bool router_norms(const SparseLayer& l) {
     return plain_router(l) && l.c.rows > 1 && l.c.rows <= 8 && !l.separate && l.c.router->cols == S512::kHidden &&
            l.c.normed && l.c.aligned;
 }
-bool router_rows_few(const SparseLayer& l) { return router_norms(l) && q4k_rows8(l); }
+bool router_rows_q4k(const SparseLayer& l) { return router_norms(l) && q4k_rows8(l); }
 bool router_rows_grouped(const SparseLayer& l) { return router_norms(l) && grouped(l); }
 bool rows_up(const SparseLayer& l) { return plain_router(l) && l.c.rows > 2; }
-bool row1_lean(const SparseLayer& l) { return float_router(l) && q4k_row1(l); }
+bool row1_q4k(const SparseLayer& l) { return float_router(l) && q4k_row1(l); }
 bool row1_floats(const SparseLayer& l) {
     return l.c.rows == 1 && float_router(l) && !l.separate && l.c.normed && row1_router(l) &&
            floats(l, ActKind::staged);
@@ -147,11 +147,11 @@ struct RouterRow {
 constexpr RouterRow kRouters[] = {
     // rows: what the router is, what the experts are, what it takes of the chip
     {Router::none,          {},                     chosen},             // any: moe_swiglu
-    {Router::rows_norm,     Experts::q4k_rows8,     router_rows_few},      // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80
+    {Router::rows_norm,     Experts::q4k_rows8,     router_rows_q4k},      // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80
     {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80
     {Router::rows,          {},                     rows_up},            // 3 up: f32, f16, bf16
     {Router::product,       {},                     no_float_router},    // any: other types
-    {Router::row1,          Experts::q4k_row1_sm90, row1_lean},          // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
+    {Router::row1,          Experts::q4k_row1_sm90, row1_q4k},          // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
     {Router::row1,          Experts::float_experts, row1_floats},        // 1: bf16, 256 of 2,048; floats, down of 512
     {Router::float_product, Experts::float_experts, product_floats},     // 1: floats; floats, down of 512
     {Router::any,           {},                     else_any},           // 1, 2

@@ -1,4 +1,4 @@
-// Choosing the experts of one row of a sparse layer inside a kernel, of kLeanExperts experts: the choice of
+// Choosing the experts of one row of a sparse layer inside a kernel, of kRow1Experts experts: the choice of
 // route.cuh in fewer instructions.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace riptide::ops::cuda::decode {
 
 #ifdef __CUDACC__
 
-constexpr int kLeanExperts = kThreads, kLeanChosen = 8;
+constexpr int kRow1Experts = kThreads, kRow1Chosen = 8;
 
 /// A word for a kernel that may have started already and asks for it with await_id().
 __device__ __forceinline__ void post_id(int32_t* p, int32_t id) {
@@ -23,17 +23,17 @@ __device__ __forceinline__ int32_t await_id(const int32_t* p) {
     return id;
 }
 
-struct LeanRoute {
+struct Row1Route {
     uint32_t key[kWarps][64];  // of a warp's experts, then the same plus one
     alignas(16) uint32_t best_key[8 * kWarps];
     int32_t best[8 * kWarps];
-    int32_t chosen[kLeanChosen];
+    int32_t chosen[kRow1Chosen];
 };
 
-/// The choice of route_row() of kLeanExperts experts, by the first kThreads threads, in two parts: each warp ranks its
+/// The choice of route_row() of kRow1Experts experts, by the first kThreads threads, in two parts: each warp ranks its
 /// 32 among themselves; then, when the CTA has synchronised, 64 candidates are ranked. It synchronises again before it
 /// reads `m`. An expert comes before those with smaller keys, and before those with its key and a larger index.
-__device__ __forceinline__ void lean_rank_own(uint32_t key, LeanRoute& m) {
+__device__ __forceinline__ void row1_rank_own(uint32_t key, Row1Route& m) {
     const int t = threadIdx.x, warp = t / 32, lane = t % 32;
     m.key[warp][lane] = key;
     m.key[warp][32 + lane] = key + 1;  // to the lanes behind: there an equal key counts, too
@@ -46,7 +46,7 @@ __device__ __forceinline__ void lean_rank_own(uint32_t key, LeanRoute& m) {
         m.best[8 * warp + rank] = t;
     }
 }
-__device__ __forceinline__ void lean_rank_best(int top_k, LeanRoute& m) {
+__device__ __forceinline__ void row1_rank_best(int top_k, Row1Route& m) {
     const int t = threadIdx.x, candidate = t / 4, quarter = t % 4, own = candidate / 8;
     const uint32_t key = m.best_key[candidate];
     int rank = 0;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void lean_rank_best(int top_k, LeanRoute& m) {
 }
 
 /// The weight of rank t, by the first top_k threads, when the experts are chosen.
-__device__ __forceinline__ float lean_weight(const RouteArgs& a, const LeanRoute& m, const float* s) {
+__device__ __forceinline__ float row1_weight(const RouteArgs& a, const Row1Route& m, const float* s) {
     float weight = load_shared_f32(s + m.chosen[threadIdx.x]), sum = 0.0f;
 #pragma unroll 1
     for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, load_shared_f32(s + m.chosen[k]));

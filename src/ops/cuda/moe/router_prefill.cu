@@ -26,7 +26,7 @@ namespace {
 constexpr int kSlices = 8, kGroup = 32, kExpertTiles = 4;  // a warp's slice of the columns; columns of a load; eights
 
 /// Parts of w as bf16 [3, rows, cols].
-__global__ void __launch_bounds__(256) split_kernel(const __grid_constant__ Weight w, uint16_t* to) {
+__global__ void __launch_bounds__(256) router_split_kernel(const __grid_constant__ Weight w, uint16_t* to) {
     pdl_trigger();
     pdl_wait();
     const int64_t unit = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, per_row = w.cols / 16;
@@ -120,7 +120,7 @@ struct Columns {
 
 /// A block: 16 kTiles rows x 32 experts; warp s the s-th slice of the columns.
 template <int kTiles, int kParts>
-__global__ void __launch_bounds__(32 * kSlices) router_tensor_kernel(const __grid_constant__ RouterProblem p) {
+__global__ void __launch_bounds__(32 * kSlices) router_prefill_sm80_kernel(const __grid_constant__ RouterProblem p) {
     pdl_trigger();
     [[maybe_unused]] __shared__ float total[16 * kTiles][8 * kExpertTiles + 1];
     pdl_wait();
@@ -192,7 +192,8 @@ void launch_tensor(const Gpu& gpu, const RouterProblem& p) {
     const int rows = many ? 64 : 32;
     const dim3 grid(static_cast<unsigned>(ceil_div(p.n, rows)),
                     static_cast<unsigned>(ceil_div(p.experts, 8 * kExpertTiles)));
-    launch(gpu, many ? router_tensor_kernel<4, kParts> : router_tensor_kernel<2, kParts>, grid, 32 * kSlices, 0, p);
+    launch(gpu, many ? router_prefill_sm80_kernel<4, kParts> : router_prefill_sm80_kernel<2, kParts>, grid,
+           32 * kSlices, 0, p);
 }
 
 void tensor_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits) {
@@ -206,7 +207,7 @@ void tensor_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Ten
                        logits.row(0)};
     if (w.dtype == DType::bf16 && w.scale == 1.0f) return launch_tensor<1>(*ctx.gpu, p);
     auto* parts = static_cast<uint16_t*>(ctx.arena->allocate(3 * 2 * w.rows * w.cols));
-    launch(*ctx.gpu, split_kernel, static_cast<unsigned>((w.rows * w.cols / 16 + 255) / 256), 256, 0, w, parts);
+    launch(*ctx.gpu, router_split_kernel, static_cast<unsigned>((w.rows * w.cols / 16 + 255) / 256), 256, 0, w, parts);
     p.w = parts;
     p.part = w.rows * w.cols;
     p.stride = static_cast<int>(w.cols);
@@ -218,7 +219,7 @@ void tensor_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Ten
 constexpr int kRouterRows = 128, kRouterExperts = 64, kRouterK = 16, kRouterThreads = 256;
 
 /// Sixteen columns of w as f32 [rows, k], zero behind the last column.
-__global__ void __launch_bounds__(256) decode_f32_kernel(const __grid_constant__ Weight w, float* to, int k) {
+__global__ void __launch_bounds__(256) router_decode_f32_kernel(const __grid_constant__ Weight w, float* to, int k) {
     pdl_trigger();
     pdl_wait();
     const int64_t unit = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, per_row = k / 16;
@@ -316,7 +317,7 @@ void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Ten
     if (w.dtype != DType::f32 || w.scale != 1.0f) {
         stride = round_up(w.cols, 16);
         auto* decoded = static_cast<float*>(ctx.arena->allocate(4 * w.rows * stride));
-        launch(*ctx.gpu, decode_f32_kernel, static_cast<unsigned>((w.rows * stride / 16 + 255) / 256), 256, 0, w,
+        launch(*ctx.gpu, router_decode_f32_kernel, static_cast<unsigned>((w.rows * stride / 16 + 255) / 256), 256, 0, w,
                decoded, static_cast<int>(stride));
         weights = decoded;
     }

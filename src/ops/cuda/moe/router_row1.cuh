@@ -14,14 +14,14 @@ namespace {
 constexpr int kRouterThreads = kThreads + 32;
 
 /// What the router leaves, in device memory aligned to 16 bytes.
-struct LeanScores {
-    uint32_t* key;  // [kLeanExperts], route_key of score and bias
-    float* s;       // [kLeanExperts], scores
+struct Row1Scores {
+    uint32_t* key;  // [kRow1Experts], route_key of score and bias
+    float* s;       // [kRow1Experts], scores
     char* x;        // the normalised row, staged
 };
 
-struct LeanRouterArgs {
-    const char* router;  // bf16 [kLeanExperts, kLeanHidden]
+struct Row1RouterArgs {
+    const char* router;  // bf16 [kRow1Experts, kRow1Hidden]
     const float* x;
     const float* norm;
     const float* bias;  // or null
@@ -29,20 +29,20 @@ struct LeanRouterArgs {
     float* logits;
     int32_t* chosen;  // [top_k], set to -1
     int32_t top_k;
-    LeanScores scores;
+    Row1Scores scores;
 };
 
 /// Of a staged row, for float weights or for int8.
 template <bool Float>
 __host__ __device__ constexpr ActLayout router_layout() {
-    return Float ? ActLayout{kLeanHidden, 0, 0, 4 * kLeanHidden} : lean_layout(kLeanHidden);
+    return Float ? ActLayout{kRow1Hidden, 0, 0, 4 * kRow1Hidden} : row1_layout(kRow1Hidden);
 }
 
 /// Four warps have an expert, as in router_kernel: the same products in the same order. A ninth warp of the first CTAs
 /// stages 32 columns of the normalised row.
 template <bool Float>
-__global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __grid_constant__ LeanRouterArgs a) {
-    __shared__ alignas(16) float row[kLeanHidden];
+__global__ void __launch_bounds__(kRouterThreads, 3) router_row1_kernel(const __grid_constant__ Row1RouterArgs a) {
+    __shared__ alignas(16) float row[kRow1Hidden];
     __shared__ float partial[kWarps], sums[kWarps];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = 2 * blockIdx.x + warp / 4;
@@ -54,29 +54,29 @@ __global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
             const int c = (warp % 4 + 4 * s) * 32 + lane;
-            raw[s] = load_weights_once(a.router + (expert * kLeanHidden + 8 * c) * 2);
-            lean_weights8(a.norm, c, norm[s]);
+            raw[s] = load_weights_once(a.router + (expert * kRow1Hidden + 8 * c) * 2);
+            row1_weights8(a.norm, c, norm[s]);
         }
         if (threadIdx.x < 2 && a.bias != nullptr)
             bias = __uint_as_float(load_weight32(a.bias + 2 * blockIdx.x + threadIdx.x));
-    } else if (blockIdx.x < kLeanHidden / 32) {
-        lean_weights8(a.norm, 4 * blockIdx.x + lane % 4, norm[0]);
+    } else if (blockIdx.x < kRow1Hidden / 32) {
+        row1_weights8(a.norm, 4 * blockIdx.x + lane % 4, norm[0]);
     }
     pdl_wait();
     if (blockIdx.x == 0 && threadIdx.x < a.top_k) a.chosen[threadIdx.x] = -1;
     auto* quads = reinterpret_cast<float4*>(row);
     if (!stages) {
         float mine[8];
-        lean_load8(a.x, threadIdx.x, mine);
+        row1_load8(a.x, threadIdx.x, mine);
         const float sum = warp_sum(add_squares(mine, 0.0f));
         quads[2 * threadIdx.x] = make_float4(mine[0], mine[1], mine[2], mine[3]);
         quads[2 * threadIdx.x + 1] = make_float4(mine[4], mine[5], mine[6], mine[7]);
         if (lane == 0) partial[warp] = sum;
     }
     __syncthreads();
-    const float scale = row_scale(partial, kLeanHidden, a.eps);
+    const float scale = row_scale(partial, kRow1Hidden, a.eps);
     if (stages) {
-        if (blockIdx.x >= kLeanHidden / 32 || (Float && lane >= 4)) return;
+        if (blockIdx.x >= kRow1Hidden / 32 || (Float && lane >= 4)) return;
         const int c = 4 * blockIdx.x + lane % 4;
         const float4 low = quads[2 * c], high = quads[2 * c + 1];
         float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -115,9 +115,9 @@ __global__ void __launch_bounds__(kRouterThreads, 3) lean_router_kernel(const __
 
 /// x: a row of floats that is to be normalised. Leaves `scores`, the logits of `result`, and -1 as ids of experts.
 template <bool Float>
-void launch_lean_router(Context& ctx, const float* x, const float* norm, float eps, const Router& router,
-                        MoeResult& result, const LeanScores& scores) {
-    LeanRouterArgs r = {};
+void launch_row1_router(Context& ctx, const float* x, const float* norm, float eps, const Router& router,
+                        MoeResult& result, const Row1Scores& scores) {
+    Row1RouterArgs r = {};
     r.router = static_cast<const char*>(router.w->data);
     r.x = x;
     r.norm = norm;
@@ -127,8 +127,8 @@ void launch_lean_router(Context& ctx, const float* x, const float* norm, float e
     r.chosen = result.routing.experts.row<int32_t>(0);
     r.top_k = static_cast<int32_t>(router.top_k);
     r.scores = scores;
-    allow_shared(reinterpret_cast<const void*>(lean_router_kernel<Float>), kLeanSmall);
-    launch(*ctx.gpu, lean_router_kernel<Float>, kLeanExperts / 2, kRouterThreads, kLeanSmall, r);
+    allow_shared(reinterpret_cast<const void*>(router_row1_kernel<Float>), kRow1Small);
+    launch(*ctx.gpu, router_row1_kernel<Float>, kRow1Experts / 2, kRouterThreads, kRow1Small, r);
 }
 
 }  // namespace

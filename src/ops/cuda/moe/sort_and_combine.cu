@@ -19,7 +19,7 @@ constexpr int kMostExperts = 1024, kChunk = 2048, kSortThreads = 256, kSortWarps
 
 /// counts[chunk][e]: entries of expert e among kChunk.
 __global__ void __launch_bounds__(kSortThreads)
-    count_kernel(const int32_t* chosen, int entries, int experts, int32_t* counts) {
+    moe_count_kernel(const int32_t* chosen, int entries, int experts, int32_t* counts) {
     pdl_trigger();
     __shared__ int32_t bins[kMostExperts];
     for (int e = static_cast<int>(threadIdx.x); e < experts; e += kSortThreads) bins[e] = 0;
@@ -106,7 +106,7 @@ __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
 
 /// One block, thread e for expert e: counts[chunk][e] becomes the number of its entries in earlier chunks; then the
 /// plan.
-__global__ void __launch_bounds__(kMostExperts) plan_kernel(int32_t* counts, int chunks, const PlanArgs a) {
+__global__ void __launch_bounds__(kMostExperts) moe_plan_kernel(int32_t* counts, int chunks, const PlanArgs a) {
     pdl_trigger();
     pdl_wait();
     const int e = static_cast<int>(threadIdx.x);
@@ -145,8 +145,8 @@ __device__ __forceinline__ int take_places(int e, int32_t* next) {
 constexpr int kFewEntries = 8192, kFewExperts = 256, kFewWarps = kMostExperts / 32;
 
 __global__ void __launch_bounds__(kMostExperts)
-    sort_few_kernel(const int32_t* chosen, const float* weights, int32_t* to_chosen, float* to_weights,
-                    const PlanArgs a, int32_t* slot_of) {
+    moe_sort_few_kernel(const int32_t* chosen, const float* weights, int32_t* to_chosen, float* to_weights,
+                        const PlanArgs a, int32_t* slot_of) {
     pdl_trigger();
     constexpr int kRounds = kFewEntries / kMostExperts;
     __shared__ int32_t next[kFewWarps][kFewExperts], start[kFewExperts];
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kMostExperts)
 
 /// Each warp places a stretch of kChunk / 8 entries of its chunk, 32 at a time in order.
 __global__ void __launch_bounds__(kSortThreads)
-    place_kernel(const int32_t* chosen, int entries, int experts, const int32_t* before, const int32_t* row_first,
-                 int32_t* slot_of) {
+    moe_place_kernel(const int32_t* chosen, int entries, int experts, const int32_t* before, const int32_t* row_first,
+                     int32_t* slot_of) {
     pdl_trigger();
     extern __shared__ int32_t next[];  // [warp][expert]
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kSortThreads)
 
 /// One block for a row; sixteen bytes a thread.
 __global__ void __launch_bounds__(256)
-    spread_kernel(const uint16_t* from, const int32_t* slot_of, int top_k, int k, uint16_t* to) {
+    moe_spread_kernel(const uint16_t* from, const int32_t* slot_of, int top_k, int k, uint16_t* to) {
     pdl_trigger();
     pdl_wait();
     const int64_t row = blockIdx.x;
@@ -312,7 +312,8 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     float* const to_weights = copy == nullptr ? nullptr : copy->weights.row(0);
     const auto* const weights = static_cast<const float*>(routing.weights.data);
     if (entries <= kFewEntries && experts <= kFewExperts) {
-        launch(*ctx.gpu, sort_few_kernel, 1, kMostExperts, 0, chosen, weights, to_chosen, to_weights, plan, slot_of);
+        launch(*ctx.gpu, moe_sort_few_kernel, 1, kMostExperts, 0, chosen, weights, to_chosen, to_weights, plan,
+               slot_of);
         return {groups, slot_of, experts};
     }
     if (copy != nullptr)
@@ -320,16 +321,16 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
                to_chosen, to_weights);
     int32_t* counts = alloc_i32(ctx, chunks * experts);
     const auto blocks = static_cast<unsigned>(chunks);
-    launch(*ctx.gpu, count_kernel, blocks, kSortThreads, 0, chosen, all, e, counts);
-    launch(*ctx.gpu, plan_kernel, 1, kMostExperts, 0, counts, static_cast<int>(chunks), plan);
-    launch(*ctx.gpu, place_kernel, blocks, kSortThreads, static_cast<size_t>(kSortWarps * experts * 4), chosen, all, e,
-           counts, row_first, slot_of);
+    launch(*ctx.gpu, moe_count_kernel, blocks, kSortThreads, 0, chosen, all, e, counts);
+    launch(*ctx.gpu, moe_plan_kernel, 1, kMostExperts, 0, counts, static_cast<int>(chunks), plan);
+    launch(*ctx.gpu, moe_place_kernel, blocks, kSortThreads, static_cast<size_t>(kSortWarps * experts * 4), chosen, all,
+           e, counts, row_first, slot_of);
     return {groups, slot_of, experts};
 }
 
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,
                  uint16_t* to) {
-    launch(gpu, spread_kernel, static_cast<unsigned>(n), 256, 0, from, slot_of, static_cast<int>(top_k),
+    launch(gpu, moe_spread_kernel, static_cast<unsigned>(n), 256, 0, from, slot_of, static_cast<int>(top_k),
            static_cast<int>(k), to);
 }
 

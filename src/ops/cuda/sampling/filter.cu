@@ -273,7 +273,7 @@ __device__ void filter_row(const Draw& draw, int per_cta, double* scratch) {
     if (team.rank == 0 && threadIdx.x == 0) finish_row(draw, row, r, best.token);
 }
 
-__global__ void __launch_bounds__(kThreads) filter_kernel(Draw draw, int per_cta, double* scratch) {
+__global__ void __launch_bounds__(kThreads) sample_filter_kernel(Draw draw, int per_cta, double* scratch) {
     filter_row(draw, per_cta, scratch);
 }
 __global__ void __launch_bounds__(kThreads)
@@ -298,7 +298,7 @@ void launch_filter(const Gpu& gpu, const Draw& draw, int64_t rows, double* scrat
     const int team = cluster ? kCluster : 1;
     const int per_cta = (draw.vocab + team - 1) / team;
     const int64_t bytes = scratch != nullptr ? int64_t{sizeof(Shared)} : shared_bytes(gpu, draw.vocab);
-    const auto kernel = cluster ? filter_kernel_cluster : filter_kernel;
+    const auto kernel = cluster ? filter_kernel_cluster : sample_filter_kernel;
     allow_shared(reinterpret_cast<const void*>(kernel), static_cast<size_t>(bytes));
     launch(gpu, kernel, dim3(static_cast<unsigned>(team), static_cast<unsigned>(rows)), dim3(kThreads),
            static_cast<size_t>(bytes), draw, per_cta, scratch);

@@ -256,7 +256,7 @@ struct Finish {
 };
 
 /// CTA (p, r): tokens [p * kTokensPerCta, ...) of row r.
-__global__ void __launch_bounds__(kThreads, 2) scan_kernel(Draw draw) {
+__global__ void __launch_bounds__(kThreads, 2) sample_scan_kernel(Draw draw) {
     __shared__ Shared shared;
     extern __shared__ uint32_t group_words[];
     pdl_trigger();
@@ -370,8 +370,8 @@ Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std:
     if (filter_needs_scratch(*ctx.gpu, vocab)) scratch = static_cast<double*>(ctx.alloc(DType::f64, {n, vocab}).data);
     const auto parts = static_cast<unsigned>((vocab + kTokensPerCta - 1) / kTokensPerCta);
     const auto shared_bytes = static_cast<size_t>(2 * groups * int64_t{sizeof(uint32_t)});
-    allow_shared(reinterpret_cast<const void*>(scan_kernel), shared_bytes);
-    launch(*ctx.gpu, scan_kernel, dim3(parts, static_cast<unsigned>(n)), dim3(kThreads), shared_bytes, draw);
+    allow_shared(reinterpret_cast<const void*>(sample_scan_kernel), shared_bytes);
+    launch(*ctx.gpu, sample_scan_kernel, dim3(parts, static_cast<unsigned>(n)), dim3(kThreads), shared_bytes, draw);
     launch_filter(*ctx.gpu, draw, n, scratch);
     return tokens;
 }

@@ -132,7 +132,7 @@ __device__ __forceinline__ uint64_t warp_top(uint64_t (&keys)[N], int k) {
 constexpr int kFewWarps = 4, kFewEach = 8, kFewKeys = 32 * kFewWarps * kFewEach, kFewMost = 32;
 
 /// As top_k_kernel, for k <= kFewMost and size kFewKeys.
-__global__ void __launch_bounds__(32 * kFewWarps) few_top_kernel(TopKRound round) {
+__global__ void __launch_bounds__(32 * kFewWarps) top_k_small_kernel(TopKRound round) {
     __shared__ uint64_t shared[kFewWarps * kFewMost];
     pdl_trigger();
     pdl_wait();
@@ -258,7 +258,7 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k) {
         more = parts > 1;
         round.out =
             more ? static_cast<uint64_t*>(ctx.arena->allocate(n * parts * k * int64_t{sizeof(uint64_t)})) : nullptr;
-        launch(*ctx.gpu, few ? few_top_kernel : top_k_kernel,
+        launch(*ctx.gpu, few ? top_k_small_kernel : top_k_kernel,
                dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), few ? 32 * kFewWarps : kSortThreads, 0,
                round);
         round.in = round.out;

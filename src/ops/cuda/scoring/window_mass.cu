@@ -45,7 +45,7 @@ __device__ __forceinline__ uint32_t pack_half(float a, float b) {
 }
 
 /// A block for each padded query of each KV head: zeros behind d and behind the last query.
-__global__ void __launch_bounds__(128) pack_kernel(const __grid_constant__ MassArgs a) {
+__global__ void __launch_bounds__(128) window_mass_pack_kernel(const __grid_constant__ MassArgs a) {
     pdl_trigger();
     pdl_wait();
     const int i = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
@@ -148,7 +148,7 @@ __device__ __forceinline__ float2 merge(float2 a, float2 b) {
 
 /// Sums of a block's 256 keys for all queries of a KV head. Grid: (pieces, KV heads).
 template <bool kTensor, int kSteps>
-__global__ void __launch_bounds__(kWarps * 32) sums_kernel(const __grid_constant__ MassArgs a) {
+__global__ void __launch_bounds__(kWarps * 32) window_mass_sums_kernel(const __grid_constant__ MassArgs a) {
     pdl_trigger();
     pdl_wait();
     __shared__ float2 shared[2][kWarps][16];
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kWarps * 32) sums_kernel(const __grid_constant
 }
 
 /// A warp for each query: lane l merges pieces l, l + 32, ..., then lanes pair up. Queries that are only padding: 0.
-__global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constant__ MassArgs a) {
+__global__ void __launch_bounds__(kWarps * 32) window_mass_merge_kernel(const __grid_constant__ MassArgs a) {
     pdl_trigger();
     pdl_wait();
     const int lane = static_cast<int>(threadIdx.x % 32), all = a.kv_heads * a.padded;
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
 
 /// What a block's 256 keys get from all queries of a KV head. Grid: (pieces, KV heads).
 template <bool kTensor, int kSteps>
-__global__ void __launch_bounds__(kWarps * 32) parts_kernel(const __grid_constant__ MassArgs a) {
+__global__ void __launch_bounds__(kWarps * 32) window_mass_parts_kernel(const __grid_constant__ MassArgs a) {
     pdl_trigger();
     pdl_wait();
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kWarps * 32) parts_kernel(const __grid_constan
         }
 }
 
-__global__ void __launch_bounds__(256) add_kernel(const __grid_constant__ MassArgs a) {
+__global__ void __launch_bounds__(256) window_mass_add_kernel(const __grid_constant__ MassArgs a) {
     pdl_trigger();
     pdl_wait();
     const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
@@ -253,7 +253,7 @@ struct StoreArgs {
     int64_t pairs;
     int d, columns;
 };
-__global__ void __launch_bounds__(256) store_kernel(const __grid_constant__ StoreArgs a) {
+__global__ void __launch_bounds__(256) window_mass_store_kernel(const __grid_constant__ StoreArgs a) {
     pdl_trigger();
     pdl_wait();
     const int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x;
@@ -271,11 +271,11 @@ void run(const Gpu& gpu, const MassArgs& a) {
     const dim3 threads(kWarps * 32);
     const auto kv_heads = static_cast<unsigned>(a.kv_heads);
     const dim3 pieces(blocks(a.n, kPiece), kv_heads);
-    launch(gpu, pack_kernel, dim3(static_cast<unsigned>(a.padded), kv_heads), dim3(128), 0, a);
-    launch(gpu, sums_kernel<kTensor, kSteps>, pieces, threads, 0, a);
-    launch(gpu, merge_kernel, dim3(blocks(int64_t{a.kv_heads} * a.padded, kWarps)), threads, 0, a);
-    launch(gpu, parts_kernel<kTensor, kSteps>, pieces, threads, 0, a);
-    launch(gpu, add_kernel, dim3(blocks(a.n, 256)), dim3(256), 0, a);
+    launch(gpu, window_mass_pack_kernel, dim3(static_cast<unsigned>(a.padded), kv_heads), dim3(128), 0, a);
+    launch(gpu, window_mass_sums_kernel<kTensor, kSteps>, pieces, threads, 0, a);
+    launch(gpu, window_mass_merge_kernel, dim3(blocks(int64_t{a.kv_heads} * a.padded, kWarps)), threads, 0, a);
+    launch(gpu, window_mass_parts_kernel<kTensor, kSteps>, pieces, threads, 0, a);
+    launch(gpu, window_mass_add_kernel, dim3(blocks(a.n, 256)), dim3(256), 0, a);
 }
 
 }  // namespace
@@ -287,7 +287,7 @@ void store_score_keys(Context& ctx, const Tensor& k, int64_t first, Tensor& keys
     if (pairs == 0) return;
     const StoreArgs args{k.row(0), reinterpret_cast<__half2*>(keys.row<__half>(first)), pairs,
                          static_cast<int>(k.shape[2]), static_cast<int>(columns)};
-    launch(*ctx.gpu, store_kernel, dim3(blocks(pairs, 256)), dim3(256), 0, args);
+    launch(*ctx.gpu, window_mass_store_kernel, dim3(blocks(pairs, 256)), dim3(256), 0, args);
 }
 
 void add_window_mass(Context& ctx, const Tensor& q, const Tensor& keys, int64_t begin, int64_t n, float softmax_scale,

@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply(float (&d)[2][8][4], const uint8_t* a, 
 
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
-    gemm_portable_kernel(const __grid_constant__ GemmProblem p, int64_t b_rows, const __grid_constant__ Out out) {
+    gemm_bf16_sm80_kernel(const __grid_constant__ GemmProblem p, int64_t b_rows, const __grid_constant__ Out out) {
     pdl_trigger();
     extern __shared__ __align__(128) uint8_t stages[];
     pdl_wait();
@@ -163,8 +163,8 @@ void gemm_portable(const Gpu& gpu, const GemmProblem& p, const Out& out) {
     const int experts = grouped ? p.expert_end - p.expert_begin : 1;
     const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + (grouped ? experts : 0)} * ceil_div(p.n, kTileN);
     const int64_t blocks = 2 * int64_t{gpu.info().sm_count};
-    launch(gpu, gemm_portable_kernel<Out>, static_cast<unsigned>(tiles < blocks ? tiles : blocks), kThreads, kShared, p,
-           int64_t{p.n} * experts, out);
+    launch(gpu, gemm_bf16_sm80_kernel<Out>, static_cast<unsigned>(tiles < blocks ? tiles : blocks), kThreads, kShared,
+           p, int64_t{p.n} * experts, out);
 }
 
 template void gemm_portable(const Gpu&, const GemmProblem&, const OutF32&);

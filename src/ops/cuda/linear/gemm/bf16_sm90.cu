@@ -121,8 +121,8 @@ __device__ __forceinline__ void consume(const GemmProblem& p, const Out& out, ui
 
 template <int kN, class Out>
 __global__ void __launch_bounds__(Ring<kN>::kThreads, 1)
-    gemm_hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ GemmProblem p,
-                       const __grid_constant__ Out out) {
+    gemm_bf16_sm90_kernel(const __grid_constant__ Maps maps, const __grid_constant__ GemmProblem p,
+                          const __grid_constant__ Out out) {
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     run_gemm_ring<Ring<kN>>(
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Ring<kN>::kThreads, 1)
 template <int kN, class Out>
 void launch_wide(const Gpu& gpu, const GemmProblem& p, const Out& out, int experts, int64_t tiles) {
     const Maps maps = {bf16_boxes(p.a, p.rows, p.k, kTileM), bf16_boxes(p.b, int64_t{p.n} * experts, p.k, kN)};
-    launch_gemm_ring<Ring<kN>>(gpu, gemm_hopper_kernel<kN, Out>, tiles, maps, p, out);
+    launch_gemm_ring<Ring<kN>>(gpu, gemm_bf16_sm90_kernel<kN, Out>, tiles, maps, p, out);
 }
 
 }  // namespace

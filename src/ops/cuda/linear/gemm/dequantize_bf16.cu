@@ -115,7 +115,7 @@ __device__ __forceinline__ void expand_block(const Expansion& job, const Weight&
 }
 
 template <DType T>
-__global__ void __launch_bounds__(32 * kWarps) expand_kernel(const __grid_constant__ Expansion job) {
+__global__ void __launch_bounds__(32 * kWarps) dequantize_bf16_kernel(const __grid_constant__ Expansion job) {
     pdl_trigger();
     pdl_wait();
     const int expert = static_cast<int>(blockIdx.z);
@@ -138,7 +138,7 @@ struct ExpandGroup {
     int end[kMost] = {};  // blocks of all jobs up to this one
     int jobs = 0;
 };
-__global__ void __launch_bounds__(32 * kWarps) expand_group_kernel(const __grid_constant__ ExpandGroup group) {
+__global__ void __launch_bounds__(32 * kWarps) dequantize_bf16_group_kernel(const __grid_constant__ ExpandGroup group) {
     pdl_trigger();
     pdl_wait();
     const auto block = static_cast<int>(blockIdx.x);
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(kNormThreads)
 /// registers from the sum of squares to the end, and all of them are under way at once.
 template <int kPieces>
 __global__ void __launch_bounds__(kNormThreads)
-    to_bf16_pieces(const float* x, int64_t stride, int d, const float* weight, float eps, uint16_t* bf16, int k,
-                   float* f32) {
+    to_bf16_pieces_kernel(const float* x, int64_t stride, int d, const float* weight, float eps, uint16_t* bf16, int k,
+                          float* f32) {
     pdl_trigger();
     const int first = 8 * static_cast<int>(threadIdx.x);
     uint4 w[kPieces][2] = {};
@@ -274,7 +274,7 @@ void expand(const Gpu& gpu, const Expansion& job) {
     switch (job.w.dtype) {
 #define RT_CASE(type) \
     case DType::type: \
-        return launch(gpu, expand_kernel<DType::type>, grid, 32 * kWarps, 0, job);
+        return launch(gpu, dequantize_bf16_kernel<DType::type>, grid, 32 * kWarps, 0, job);
         RT_PLACED_TYPES(RT_CASE)
 #undef RT_CASE
         default:
@@ -287,7 +287,8 @@ void expand(const Gpu& gpu, std::span<const Expansion> jobs) {
     const auto flush = [&] {
         if (group.jobs == 1) expand(gpu, group.job[0]);
         if (group.jobs > 1)
-            launch(gpu, expand_group_kernel, static_cast<unsigned>(group.end[group.jobs - 1]), 32 * kWarps, 0, group);
+            launch(gpu, dequantize_bf16_group_kernel, static_cast<unsigned>(group.end[group.jobs - 1]), 32 * kWarps, 0,
+                   group);
         group.jobs = 0;
     };
     for (const Expansion& job : jobs) {
@@ -317,7 +318,7 @@ void to_bf16(const Gpu& gpu, const Tensor& x, const float* norm_weight, float ep
                static_cast<uint16_t*>(bf16), static_cast<int>(k), f32);
     };
     if (!eights || k > 8192) return start(to_bf16_kernel);
-    start(k <= 2048 ? to_bf16_pieces<1> : k <= 4096 ? to_bf16_pieces<2> : to_bf16_pieces<4>);
+    start(k <= 2048 ? to_bf16_pieces_kernel<1> : k <= 4096 ? to_bf16_pieces_kernel<2> : to_bf16_pieces_kernel<4>);
 }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -64,7 +64,7 @@ __device__ __forceinline__ void store(const MatmulArgs& a, RowRef r, int row, fl
 /// Groups with plane types. Float matrices among them are small (a gate of 64 rows): their warps have nothing to do in
 /// the loop over plane rows, and hold their first words through it.
 template <class Set, int G, int S, bool Whole, int P>
-__global__ void __launch_bounds__(kThreads, 2) plane_matmul_kernel(const __grid_constant__ MatmulArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) any_planes_kernel(const __grid_constant__ MatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
     pdl_trigger();
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2) plane_matmul_kernel(const __grid_
 
 /// Groups of float types.
 template <int P>
-__global__ void __launch_bounds__(kThreads, 2) float_matmul_kernel(const __grid_constant__ MatmulArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) any_float_kernel(const __grid_constant__ MatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
     pdl_trigger();

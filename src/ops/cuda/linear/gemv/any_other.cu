@@ -5,11 +5,11 @@
 namespace riptide::ops::cuda::decode {
 
 MatmulKernel any_plane_kernel(int p) {
-    return p == 1 ? plane_matmul_kernel<AllPlanes, 2, 2, false, 1> : plane_matmul_kernel<AllPlanes, 2, 2, false, 4>;
+    return p == 1 ? any_planes_kernel<AllPlanes, 2, 2, false, 1> : any_planes_kernel<AllPlanes, 2, 2, false, 4>;
 }
 
 MatmulKernel float_kernel(int p) {
-    return p == 1 ? float_matmul_kernel<1> : p == 2 ? float_matmul_kernel<2> : float_matmul_kernel<4>;
+    return p == 1 ? any_float_kernel<1> : p == 2 ? any_float_kernel<2> : any_float_kernel<4>;
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -36,10 +36,10 @@ namespace {
 
 /// Batches of a quad: CTAs take up to 128 KB of weights.
 template <int Windows, int Quads>
-constexpr int kMostRounds = kLineBatches / (Windows * Quads);
+constexpr int kMostRounds = kBf16SmallBatches / (Windows * Quads);
 
-struct LineArgs {
-    FloatMatrix m[kLineMatrices];  // pairs: gate and up
+struct Bf16SmallArgs {
+    FloatMatrix m[kBf16SmallMatrices];  // pairs: gate and up
     int32_t matrices = 0, batches = 0;
     int32_t cols = 0;
     int32_t singles_from = INT32_MAX;  // the first batch of f32 rows; behind it there are no others
@@ -62,7 +62,7 @@ __device__ __forceinline__ float bf16_high(uint32_t word) { return __uint_as_flo
 
 /// What a lane's columns of x are, window by window: eight from 8 (kWindowPieces w + piece) on.
 template <int Windows>
-struct LineX {
+struct Bf16SmallX {
     float v[Windows][8];
 
     __device__ __forceinline__ void load(const float* x, int piece, int pieces) {
@@ -81,16 +81,16 @@ struct LineX {
 };
 
 template <bool Pairs>
-__device__ __forceinline__ int matrix_of_batch(const LineArgs& a, int b) {
+__device__ __forceinline__ int matrix_of_batch(const Bf16SmallArgs& a, int b) {
     int i = 0;
     if constexpr (!Pairs)
 #pragma unroll
-        for (int j = 1; j < kLineMatrices; ++j)
+        for (int j = 1; j < kBf16SmallMatrices; ++j)
             if (j < a.matrices && b >= a.m[j].first) i = j;
     return i;
 }
 /// Rows of a batch: as many bytes for either type.
-__host__ __device__ constexpr int batch_rows(DType type) { return line_batch_rows(type); }
+__host__ __device__ constexpr int batch_rows(DType type) { return bf16_small_batch_rows(type); }
 /// The last batch of a matrix may begin with rows of the one before it.
 __device__ __forceinline__ int batch_row(const FloatMatrix& m, int b) {
     return min((b - m.first) * batch_rows(m.type), m.rows - batch_rows(m.type));
@@ -107,7 +107,7 @@ __device__ __forceinline__ void quad_barrier(int quad) {
     else asm volatile("bar.sync 4, 128;" ::: "memory");
 }
 
-enum class LineKind {
+enum class Bf16SmallKind {
     rows,     // of bf16
     singles,  // the same, and f32 (two rows a batch) in some matrices
     pairs,    // a batch is two rows of gate and the same of up; out = silu(gate x) * (up x)
@@ -116,13 +116,13 @@ enum class LineKind {
 /// So few registers that `out`, gate and up, `down` and a CTA of Gated DeltaNet are on an SM together: their weights
 /// are asked for while Gated DeltaNet is computed.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-template <int Windows, int Quads, LineKind Kind>
+template <int Windows, int Quads, Bf16SmallKind Kind>
 constexpr int kCtasOfRegisters = 2;  // never run there
 #else
-template <int Windows, int Quads, LineKind Kind>
-constexpr int kCtasOfRegisters = Quads == 2                                ? 4
-                                 : Windows == 1 && Kind == LineKind::pairs ? 3
-                                                                           : 2;
+template <int Windows, int Quads, Bf16SmallKind Kind>
+constexpr int kCtasOfRegisters = Quads == 2                                     ? 4
+                                 : Windows == 1 && Kind == Bf16SmallKind::pairs ? 3
+                                                                                : 2;
 #endif
 
 /// The CTA's batches to shared memory, by one thread: no more than `window` of them under way at a time, so that what
@@ -131,16 +131,16 @@ template <class Copy>
 __device__ __forceinline__ void fetch_batches(uint64_t* barriers, int count, int window, const Copy& copy) {
 #pragma unroll 1
     for (int n = 0; n < count; ++n) {
-        if (n >= window) LeanFetch{barriers + n - window}.wait();
-        copy(n, LeanFetch{barriers + n});
+        if (n >= window) Row1Fetch{barriers + n - window}.wait();
+        copy(n, Row1Fetch{barriers + n});
     }
 }
 
-template <int Windows, int Quads, LineKind Kind>
+template <int Windows, int Quads, Bf16SmallKind Kind>
 __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, Kind>)
-    line_kernel(const __grid_constant__ LineArgs a) {
+    bf16_small_kernel(const __grid_constant__ Bf16SmallArgs a) {
     constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
-    constexpr bool kPairs = Kind == LineKind::pairs, kSingles = Kind == LineKind::singles;
+    constexpr bool kPairs = Kind == Bf16SmallKind::pairs, kSingles = Kind == Bf16SmallKind::singles;
     extern __shared__ uint4 dynamic[];
     pdl_trigger();
     __shared__ float partial[Quads][8];
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     float4* const singles = reinterpret_cast<float4*>(results) + most * kQuadRows;  // x, for f32 rows
 
     // Rows that lie behind each other, f32 or bf16, have one length.
-    const auto copy = [&](int n, const LeanFetch& fetch) {
+    const auto copy = [&](int n, const Row1Fetch& fetch) {
         const int b = begin + n;
         const FloatMatrix& m = a.m[matrix_of_batch<kPairs>(a, b)];
         uint4* const to = dynamic + n * stage;
@@ -167,11 +167,11 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     };
     if (lane == 0)
 #pragma unroll 1
-        for (int n = t / 32; n < end - begin; n += kThreadCount / 32) LeanFetch{barriers + n}.init(16 * stage);
+        for (int n = t / 32; n < end - begin; n += kThreadCount / 32) Row1Fetch{barriers + n}.init(16 * stage);
     __syncthreads();
     if (t == kThreadCount - 32) fetch_batches(barriers, end - begin, a.window, copy);
     __syncwarp();  // else the warp's other lanes may go ahead, to pdl_wait(), and this one only behind it
-    LineX<Windows> norm;
+    Bf16SmallX<Windows> norm;
     const bool normed = Windows <= 2 && a.x.kind == ActKind::norm;  // plan.cpp asks for it
     if (normed)
 #pragma unroll
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     const int own = begin + t / kQuadRows,
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
     pdl_wait();
-    LineX<Windows> x;
+    Bf16SmallX<Windows> x;
     x.load(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
     float old = 0.0f;
     if (!kPairs && a.residual != nullptr && own < end) old = load_shared_f32(a.residual + own_row);
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
 
 #pragma unroll 1
     for (int k = 0; begin + k * Quads + quad < end; ++k) {
-        LeanFetch{barriers + k * Quads + quad}.wait();
+        Row1Fetch{barriers + k * Quads + quad}.wait();
         const uint4* const from = dynamic + (k * Quads + quad) * stage + piece;
         float acc[kQuadRows] = {};
         const int b = begin + k * Quads + quad;
@@ -271,37 +271,38 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     }
 }
 
-using LineKernel = void (*)(LineArgs);
+using Bf16SmallKernel = void (*)(Bf16SmallArgs);
 
 /// Bytes of a CTA's weights that are under way at a time: those of first projections are waited for, others are early.
-int64_t window_bytes(const LineArgs& a, LineKind kind) {
-    return kind == LineKind::pairs || a.residual != nullptr ? 16 << 10 : 24 << 10;
+int64_t window_bytes(const Bf16SmallArgs& a, Bf16SmallKind kind) {
+    return kind == Bf16SmallKind::pairs || a.residual != nullptr ? 16 << 10 : 24 << 10;
 }
 
 template <int Windows, int Quads>
-void launch_line(Context& ctx, LineArgs a, LineKind kind, const LineFit& fit) {
-    const LineKernel kernel = kind == LineKind::pairs     ? line_kernel<Windows, Quads, LineKind::pairs>
-                              : kind == LineKind::singles ? line_kernel<Windows, Quads, LineKind::singles>
-                                                          : line_kernel<Windows, Quads, LineKind::rows>;
-    allow_beside_static(reinterpret_cast<const void*>(kernel), line_room(chip_of(*ctx.gpu)));
+void launch_bf16_small(Context& ctx, Bf16SmallArgs a, Bf16SmallKind kind, const Bf16SmallFit& fit) {
+    const Bf16SmallKernel kernel =
+        kind == Bf16SmallKind::pairs     ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::pairs>
+        : kind == Bf16SmallKind::singles ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::singles>
+                                         : bf16_small_kernel<Windows, Quads, Bf16SmallKind::rows>;
+    allow_beside_static(reinterpret_cast<const void*>(kernel), bf16_small_room(chip_of(*ctx.gpu)));
     a.window = static_cast<int32_t>(std::max<int64_t>(1, window_bytes(a, kind) / (kQuadRows * int64_t{2} * a.cols)));
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(fit.ctas)), 128 * Quads, static_cast<size_t>(fit.shared), a);
 }
 
-void launch_line(Context& ctx, const LineArgs& a, LineKind kind, const LineFit& fit) {
-    if (fit.windows == 1 && fit.quads == 2) launch_line<1, 2>(ctx, a, kind, fit);
-    else if (fit.windows == 1) launch_line<1, 4>(ctx, a, kind, fit);
-    else if (fit.windows == 2 && fit.quads == 2) launch_line<2, 2>(ctx, a, kind, fit);
-    else if (fit.windows == 2) launch_line<2, 4>(ctx, a, kind, fit);
-    else launch_line<4, 2>(ctx, a, kind, fit);
+void launch_bf16_small(Context& ctx, const Bf16SmallArgs& a, Bf16SmallKind kind, const Bf16SmallFit& fit) {
+    if (fit.windows == 1 && fit.quads == 2) launch_bf16_small<1, 2>(ctx, a, kind, fit);
+    else if (fit.windows == 1) launch_bf16_small<1, 4>(ctx, a, kind, fit);
+    else if (fit.windows == 2 && fit.quads == 2) launch_bf16_small<2, 2>(ctx, a, kind, fit);
+    else if (fit.windows == 2) launch_bf16_small<2, 4>(ctx, a, kind, fit);
+    else launch_bf16_small<4, 2>(ctx, a, kind, fit);
 }
 
 }  // namespace
 
-void line_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                   std::span<const Tensor> y, Tensor* residual) {
-    RT_ASSERT(weights.size() <= kLineMatrices);
-    LineArgs a;
+void bf16_small_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
+                         std::span<const Tensor> y, Tensor* residual) {
+    RT_ASSERT(weights.size() <= kBf16SmallMatrices);
+    Bf16SmallArgs a;
     bool singles = false;
     for (const Weight* w : weights) {
         FloatMatrix& m = a.m[a.matrices] = float_matrix_of(matrix_of(*w));
@@ -314,13 +315,14 @@ void line_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<con
     a.cols = static_cast<int32_t>(cols);
     a.x = x;
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    const auto fit = fit_line(chip_of(*ctx.gpu), cols, a.batches, singles);
+    const auto fit = fit_bf16_small(chip_of(*ctx.gpu), cols, a.batches, singles);
     RT_ASSERT(fit);
-    launch_line(ctx, a, singles ? LineKind::singles : LineKind::rows, *fit);
+    launch_bf16_small(ctx, a, singles ? Bf16SmallKind::singles : Bf16SmallKind::rows, *fit);
 }
 
-void line_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up, float* out) {
-    LineArgs a;
+void bf16_small_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
+                        float* out) {
+    Bf16SmallArgs a;
     a.m[0] = float_matrix_of(matrix_of(gate));
     a.m[1] = float_matrix_of(matrix_of(up));
     a.matrices = 2;
@@ -328,9 +330,9 @@ void line_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& 
     a.cols = static_cast<int32_t>(cols);
     a.x = x;
     a.out = out;
-    const auto fit = fit_line(chip_of(*ctx.gpu), cols, a.batches, false);
+    const auto fit = fit_bf16_small(chip_of(*ctx.gpu), cols, a.batches, false);
     RT_ASSERT(fit);
-    launch_line(ctx, a, LineKind::pairs, *fit);
+    launch_bf16_small(ctx, a, Bf16SmallKind::pairs, *fit);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -28,11 +28,11 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kRowTeams = kHalfRowTeams, kRowThreads = 128 * kRowTeams;  // that multiply
-constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;                // and a warp for each team that asks
-constexpr int kRegisters = 80;                                           // of a thread
-[[maybe_unused]] constexpr int kHeadsAt = 8192, kHighAt = kHalfSlot;     // in a slot, behind the nibbles
-[[maybe_unused]] constexpr int kAhead = 2;       // of them, that are asked for before x is there
+constexpr int kRowTeams = kF16RowTeams, kRowThreads = 128 * kRowTeams;  // that multiply
+constexpr int kAllThreads = kRowThreads + 32 * kRowTeams;               // and a warp for each team that asks
+constexpr int kRegisters = 80;                                          // of a thread
+[[maybe_unused]] constexpr int kHeadsAt = 8192, kHighAt = kF16Slot;     // in a slot, behind the nibbles
+[[maybe_unused]] constexpr int kAhead = 2;                              // of them, that are asked for before x is there
 [[maybe_unused]] constexpr int kFloatQuads = 2;  // quads in whose time a team multiplies a float row
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -61,19 +61,19 @@ struct OwnRow {
     static constexpr int kNormed = (768 + Threads - 1) / Threads;  // pieces of eight of up to 6,144 columns
     float norm[kNormed][8];
 
-    __device__ __forceinline__ void load_norms_of(const HalfArgs& a) {
+    __device__ __forceinline__ void load_norms_of(const F16Args& a) {
         if (a.x.kind != ActKind::norm) return;
 #pragma unroll
         for (int r = 0; r < kNormed; ++r) load_norm8(a.x.norm, r * Threads + threadIdx.x, a.cols, norm[r]);
     }
     /// Returns 1 / rms, or 1. floats: where normalised floats go, or null. partial: kWarps floats.
-    __device__ __forceinline__ float stage(const HalfArgs& a, char* x, float* scales, char* floats, float* partial) {
+    __device__ __forceinline__ float stage(const F16Args& a, char* x, float* scales, char* floats, float* partial) {
         const auto* const from = reinterpret_cast<const float*>(a.x.rows);
         const int pieces = a.cols / 8;
         const auto put = [&](int c, const float(&v)[8]) {
-            const int place = half_place(c / 32, a.quads);
-            char* const block = x + kHalfBlock * place;
-            if (c < pieces) put_half_block(RowUnits{block, false}, block + kHalfUnits, scales + place, v);
+            const int place = f16_place(c / 32, a.quads);
+            char* const block = x + kF16Block * place;
+            if (c < pieces) put_f16_block(RowUnits{block, false}, block + kF16Units, scales + place, v);
         };
         float rms = 1.0f;
         if (a.x.kind == ActKind::norm) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void store_shared(uint32_t at, float v) {
 }
 
 /// Its weights to shared memory, if they fit there; else to the L2 cache.
-__device__ __forceinline__ void ask_float_row(const HalfArgs& a, int unit, char* x, uint32_t barrier) {
+__device__ __forceinline__ void ask_float_row(const F16Args& a, int unit, char* x, uint32_t barrier) {
     const FloatRow row(a.floats, unit);
     if (a.float_weights_at == 0 || !row.whole()) return prefetch_float_row(a.floats, unit);
     expect_bytes(barrier, static_cast<int>(row.bytes));
@@ -149,10 +149,10 @@ __device__ __forceinline__ int begin_of(int total, int i, int n) {
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 __global__ void __maxnreg__(kRegisters)
-    half_row_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ HalfMaps maps) {
+    kquant_f16_row1_kernel(const __grid_constant__ F16Args a, const __grid_constant__ F16Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint4 dynamic[];
-    __shared__ uint64_t barriers[kRowTeams * (2 * kMostHalfStages + 1)];  // of slots; a team's first terms are there
+    __shared__ uint64_t barriers[kRowTeams * (2 * kMostF16Stages + 1)];  // of slots; a team's first terms are there
     __shared__ uint64_t float_weights_there;
     __shared__ float partial[kWarps];
     __shared__ alignas(16) float results[16];
@@ -185,8 +185,8 @@ __global__ void __maxnreg__(kRegisters)
         }
         __syncwarp();
         const uint32_t end_of_bars = bars + 16 * a.stages, slots0 = shared_address(slots);
-        HalfRing<4> ring;
-        HalfSlot to{slots0, slots0 + kHeadsAt, slots0 + kHighAt, bars};
+        F16Ring<4> ring;
+        F16Slot to{slots0, slots0 + kHeadsAt, slots0 + kHighAt, bars};
         int left = end - begin;
         int strip = first_strip + begin / a.quads;
         const auto ask = [&] {
@@ -231,11 +231,11 @@ __global__ void __maxnreg__(kRegisters)
         multiply_float_units<1, 1, 2>(a.floats, staged, float_row, ctas, 0, 1, results, 7,
                                       here ? x + a.float_weights_at : nullptr);
     }
-    const char* const row_of_x = x + kHalfBlock * chain * a.quads;
+    const char* const row_of_x = x + kF16Block * chain * a.quads;
     const float* const scale_of_x = scales + chain * a.quads;
     auto* const terms = reinterpret_cast<float*>(x + a.terms_at);                   // [team][quad][chain][16 rows]
     auto* const meeting = reinterpret_cast<float*>(x + a.meeting_at) + team * 128;  // [2][chain][16 rows]
-    const HalfLane<4> mine(a, slots, slots + kHighAt, slots + kHeadsAt, chain);
+    const F16Lane<4> mine(a, slots, slots + kHighAt, slots + kHeadsAt, chain);
     const int ring_bytes = a.stages * a.slot_bytes;
     int slot = 0, other = 0;  // slot: bytes behind the first one
     uint32_t full = bars, parity = 0;
@@ -245,12 +245,12 @@ __global__ void __maxnreg__(kRegisters)
         const int count = min(left, a.quads - quad0);
         left -= count;
         const StripRows rows(a, strip);
-        const HalfMatrix& m = a.m[rows.matrix[0]];
+        const F16Matrix& m = a.m[rows.matrix[0]];
         const bool q6 = m.q6 != 0;
         const int row = rows.row[0] + lane;  // to be stored by lanes of chain 0
         const bool stores = chain == 0 && lane < (a.gate_up != 0 ? 8 : 16) && row < m.rows;
         const float old = a.residual != nullptr && quad0 == 0 && stores ? a.residual[row] : 0.0f;
-        HalfD d;
+        F16BlockScale d;
         if (q6) d.enter(a, rows, chain, quad0);
         float c[2][2] = {};  // chains of even and of odd quads; rows g, g + 8; lanes with t = 0
         const auto add = [&](bool odd, float scale, float low, float high) {
@@ -260,7 +260,7 @@ __global__ void __maxnreg__(kRegisters)
         const bool leaves = quad0 != 0 && t == 0;  // terms for the team that began the strip
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
-            HalfRowX block = {row_of_x + kHalfBlock * quad0};
+            F16RowX block = {row_of_x + kF16Block * quad0};
             uint32_t scale = shared_address(scale_of_x + quad0),
                      to = shared_address(terms + (team * a.quads * 4 + chain) * 16 + g);
             int k = count;
@@ -279,7 +279,7 @@ __global__ void __maxnreg__(kRegisters)
                 if (slot == ring_bytes) slot = 0, full = bars, parity ^= 1;
                 add(odd, load_shared(scale), v[0], v[2]);  // of no use if the terms are left to another team
                 if (leaves) store_shared(to, v[0]), store_shared(to + 32, v[2]);
-                odd = !odd, block.at += kHalfBlock, scale += 4, to += 256;
+                odd = !odd, block.at += kF16Block, scale += 4, to += 256;
             } while (--k > 0);
         };
         if (q6) multiply(std::true_type{});
@@ -325,21 +325,21 @@ __global__ void __maxnreg__(kRegisters)
 
 }  // namespace
 
-void launch_half_row(Context& ctx, HalfGroup& group, const ActSource& x) {
-    HalfArgs& a = group.a;
+void launch_f16_row(Context& ctx, F16Group& group, const ActSource& x) {
+    F16Args& a = group.a;
     a.floats.bytes = a.floats.pairs > 0 ? act_layout(a.cols, false, true).float_bytes : 0;
     int64_t row_bytes = 0;
     for (int i = 0; i < a.floats.matrices; ++i) row_bytes = std::max<int64_t>(row_bytes, a.floats.m[i].row_bytes);
-    const auto fit = fit_half_row(chip_of(*ctx.gpu), a.cols, x.kind, group.q6, a.floats.bytes, row_bytes);
+    const auto fit = fit_f16_row(chip_of(*ctx.gpu), a.cols, x.kind, group.q6, a.floats.bytes, row_bytes);
     RT_ASSERT(fit);
     a.scales_at = fit->scales_at, a.meeting_at = fit->meeting_at, a.terms_at = fit->terms_at;
     a.floats_at = fit->floats_at, a.float_weights_at = fit->float_weights_at;
     a.stages = fit->stages, a.slot_bytes = fit->slot_bytes, a.data_at = fit->data_at;
     a.x = x;
     const int64_t ctas = std::min<int64_t>(a.strips, std::max(1, ctx.gpu->info().sm_count));
-    allow_shared(reinterpret_cast<const void*>(half_row_kernel), fit->shared);
-    launch(*ctx.gpu, half_row_kernel, dim3(static_cast<unsigned>(ctas)), kAllThreads, static_cast<size_t>(fit->shared),
-           a, group.maps(4));
+    allow_shared(reinterpret_cast<const void*>(kquant_f16_row1_kernel), fit->shared);
+    launch(*ctx.gpu, kquant_f16_row1_kernel, dim3(static_cast<unsigned>(ctas)), kAllThreads,
+           static_cast<size_t>(fit->shared), a, group.maps(4));
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -20,16 +20,16 @@ namespace riptide::ops::cuda::decode {
 #ifdef __CUDACC__
 
 /// Planes of one matrix of Q4_K or Q6_K rows (quant/planes.h).
-struct LeanPlanes {
+struct Row1Planes {
     const char* data;
     const char* high;
     const char* scales;
     const char* d;  // planes_q6_k: behind the scales
 };
 
-__host__ __device__ constexpr ActLayout lean_layout(int cols) { return {cols, cols / 32, staged_bytes(cols), 0}; }
+__host__ __device__ constexpr ActLayout row1_layout(int cols) { return {cols, cols / 32, staged_bytes(cols), 0}; }
 
-inline LeanPlanes planes_of(const Weight& w) {
+inline Row1Planes planes_of(const Weight& w) {
     const char* scales = static_cast<const char*>(w.scales);
     return {static_cast<const char*>(w.data), static_cast<const char*>(w.high), scales,
             scales + w.rows * (w.cols / 16)};
@@ -37,7 +37,7 @@ inline LeanPlanes planes_of(const Weight& w) {
 
 /// The planes beside the nibbles of a few rows, in shared memory. groups: sub-blocks of a row.
 template <bool Q6>
-struct LeanAux {
+struct Row1Aux {
     char* memory;
     int groups, rows;
 
@@ -84,36 +84,36 @@ __device__ __forceinline__ void copy_async16_once(void* shared, const void* p) {
 }
 
 /// `bytes` (a multiple of 16) to shared memory by part `part` of `parts` lanes.
-__device__ __forceinline__ void lean_fetch(char* shared, const char* from, int bytes, int part, int parts) {
+__device__ __forceinline__ void row1_fetch(char* shared, const char* from, int bytes, int part, int parts) {
 #pragma unroll 1
     for (int i = part; i < bytes / 16; i += parts) copy_async16_once(shared + 16 * i, from + 16 * i);
 }
 
 /// Rows [row, row + count) of one matrix to the first rows of `aux`, by one warp.
 template <bool Q6>
-__device__ __forceinline__ void lean_fetch_rows(const LeanPlanes& m, int row, int count, int lane,
-                                                const LeanAux<Q6>& aux) {
+__device__ __forceinline__ void row1_fetch_rows(const Row1Planes& m, int row, int count, int lane,
+                                                const Row1Aux<Q6>& aux) {
     const int64_t first = static_cast<int64_t>(row) * aux.groups;
     const int n = count * aux.groups;
-    lean_fetch(aux.scales(), m.scales + 2 * first, 2 * n, lane, 32);
+    row1_fetch(aux.scales(), m.scales + 2 * first, 2 * n, lane, 32);
     if constexpr (Q6) {
-        lean_fetch(aux.high(), m.high + 8 * first, 8 * n, lane, 32);
-        lean_fetch(aux.d(), m.d + first / 4, n / 4, lane, 32);
+        row1_fetch(aux.high(), m.high + 8 * first, 8 * n, lane, 32);
+        row1_fetch(aux.d(), m.d + first / 4, n / 4, lane, 32);
     }
 }
 
 /// k_scales of sub-block `index` of `aux`.
 template <bool Q6>
-__device__ __forceinline__ float2 lean_scales(const LeanAux<Q6>& aux, int index, const KShifts& at) {
+__device__ __forceinline__ float2 row1_scales(const Row1Aux<Q6>& aux, int index, const KShifts& at) {
     if constexpr (Q6)
         return q6_scales(*reinterpret_cast<const uint16_t*>(aux.scales() + 2 * index),
                          *reinterpret_cast<const uint16_t*>(aux.d() + index / 8 * 2));
     else return q4_scales<true>(*reinterpret_cast<const uint4*>(aux.scales() + index / 8 * 16), at);
 }
 
-/// acc + the product of sub-block `index` of `aux` with x; by: lean_scales().
+/// acc + the product of sub-block `index` of `aux` with x; by: row1_scales().
 template <bool Q6>
-__device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux, int index, const KActs& x, float2 by,
+__device__ __forceinline__ float row1_dot(const uint4& q, const Row1Aux<Q6>& aux, int index, const KActs& x, float2 by,
                                           float acc) {
     uint2 high = {};
     if constexpr (Q6) high = *reinterpret_cast<const uint2*>(aux.high() + 8 * index);
@@ -122,7 +122,7 @@ __device__ __forceinline__ float lean_dot(const uint4& q, const LeanAux<Q6>& aux
 
 /// Nibbles of G rows of S * 32 sub-blocks.
 template <int S, int G>
-__device__ __forceinline__ void lean_load_rows(const LeanPlanes& m, int row, int count, int lane, uint4 (&raw)[G][S]) {
+__device__ __forceinline__ void row1_load_rows(const Row1Planes& m, int row, int count, int lane, uint4 (&raw)[G][S]) {
 #pragma unroll
     for (int g = 0; g < G; ++g) {
         const char* from = m.data + (static_cast<uint32_t>(row + min(g, count - 1)) * (32u * S) + lane) * 16u;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void lean_load_rows(const LeanPlanes& m, int row, int
 
 /// Their products with one staged row. Rows beyond those in `aux` give anything.
 template <bool Q6, int S, int G>
-__device__ __forceinline__ void lean_dot_rows(const uint4 (&raw)[G][S], const LeanAux<Q6>& aux, const char* staged,
+__device__ __forceinline__ void row1_dot_rows(const uint4 (&raw)[G][S], const Row1Aux<Q6>& aux, const char* staged,
                                               int lane, float (&acc)[G]) {
     const KShifts at(lane);
 #pragma unroll
@@ -144,24 +144,24 @@ __device__ __forceinline__ void lean_dot_rows(const uint4 (&raw)[G][S], const Le
 #pragma unroll
         for (int g = 0; g < G; ++g) {
             const int index = g * 32 * S + 32 * s + lane;
-            acc[g] = lean_dot<Q6>(raw[g][s], aux, index, x, lean_scales<Q6>(aux, index, at), acc[g]);
+            acc[g] = row1_dot<Q6>(raw[g][s], aux, index, x, row1_scales<Q6>(aux, index, at), acc[g]);
         }
     }
 }
 
 /// The scales of a lane's sub-blocks of G rows.
 template <bool Q6, int S, int G>
-__device__ __forceinline__ void lean_row_scales(const LeanAux<Q6>& aux, int lane, float2 (&by)[G][S]) {
+__device__ __forceinline__ void row1_row_scales(const Row1Aux<Q6>& aux, int lane, float2 (&by)[G][S]) {
     const KShifts at(lane);
 #pragma unroll
     for (int g = 0; g < G; ++g)
 #pragma unroll
-        for (int s = 0; s < S; ++s) by[g][s] = lean_scales<Q6>(aux, g * 32 * S + 32 * s + lane, at);
+        for (int s = 0; s < S; ++s) by[g][s] = row1_scales<Q6>(aux, g * 32 * S + 32 * s + lane, at);
 }
 
-/// As lean_dot_rows with the nibbles in shared memory, row behind row.
+/// As row1_dot_rows with the nibbles in shared memory, row behind row.
 template <bool Q6, int S, int G>
-__device__ __forceinline__ void lean_dot_shared(const char* nibbles, const LeanAux<Q6>& aux, const float2 (&by)[G][S],
+__device__ __forceinline__ void row1_dot_shared(const char* nibbles, const Row1Aux<Q6>& aux, const float2 (&by)[G][S],
                                                 const char* staged, int lane, float (&acc)[G]) {
 #pragma unroll
     for (int g = 0; g < G; ++g) acc[g] = 0.0f;
@@ -172,14 +172,14 @@ __device__ __forceinline__ void lean_dot_shared(const char* nibbles, const LeanA
         for (int g = 0; g < G; ++g) {
             const int index = g * 32 * S + 32 * s + lane;
             const uint4 q = *reinterpret_cast<const uint4*>(nibbles + 16 * index);
-            acc[g] = lean_dot<Q6>(q, aux, index, x, by[g][s], acc[g]);
+            acc[g] = row1_dot<Q6>(q, aux, index, x, by[g][s], acc[g]);
         }
     }
 }
 
 /// emit(g, sum) in one lane for each of G sums over the lanes.
 template <int G, int Width = 32, class Emit>
-__device__ __forceinline__ void lean_reduce(const float (&acc)[G], int lane, const Emit& emit) {
+__device__ __forceinline__ void row1_reduce(const float (&acc)[G], int lane, const Emit& emit) {
     constexpr int kValues = pow2_ceil(G), kShift = log2_floor(Width) - log2_floor(kValues);
     float v[kValues];
 #pragma unroll
@@ -189,10 +189,10 @@ __device__ __forceinline__ void lean_reduce(const float (&acc)[G], int lane, con
     if ((lane & ((1 << kShift) - 1)) == 0 && g < G) emit(g, sum);
 }
 
-// ---- CTAs of kLeanThreads.
+// ---- CTAs of kRow1Threads.
 
 /// Copies to shared memory that one warp waits for, each issued by one lane; `barrier`: eight bytes of shared memory.
-struct LeanFetch {
+struct Row1Fetch {
     uint64_t* barrier;
 
     /// By one thread, before any copy: `bytes` are to come. The caller synchronises with all that copy or wait.
@@ -249,53 +249,53 @@ __device__ __forceinline__ float4 load_shared_f32x4(const float* p) {
     return v;
 }
 /// Columns 8 c .. 8 c + 7 of a row of activations.
-__device__ __forceinline__ void lean_load8(const float* x, int c, float (&v)[8]) {
+__device__ __forceinline__ void row1_load8(const float* x, int c, float (&v)[8]) {
     const float4 a = load_shared_f32x4(x + 8 * c), b = load_shared_f32x4(x + 8 * c + 4);
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 /// The same of weights.
-__device__ __forceinline__ void lean_weights8(const float* w, int c, float (&v)[8]) {
+__device__ __forceinline__ void row1_weights8(const float* w, int c, float (&v)[8]) {
     const uint4 a = load_weights(w + 8 * c), b = load_weights(w + 8 * c + 4);
     const uint32_t bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(bits[i]);
 }
 
-constexpr int kLeanHidden = 8 * kThreads;  // columns of a row that is normalised
+constexpr int kRow1Hidden = 8 * kThreads;  // columns of a row that is normalised
 
-/// A row of kLeanHidden columns, normalised (block_rms_scale) and quantised, by half a CTA: thread u of it has columns
+/// A row of kRow1Hidden columns, normalised (block_rms_scale) and quantised, by half a CTA: thread u of it has columns
 /// 8 u .. 8 u + 7. In two parts, between which the whole CTA synchronises. partial: kWarps floats.
-struct LeanNormRow {
+struct Row1NormRow {
     float x[8];
 
     __device__ __forceinline__ void load(const float* row, int u, float* partial) {
-        lean_load8(row, u, x);
+        row1_load8(row, u, x);
         const float sum = warp_sum(add_squares(x, 0.0f));
         if (u % 32 == 0) partial[u / 32] = sum;
     }
     /// norm: the weights of this thread's columns.
     __device__ __forceinline__ void stage(const float (&norm)[8], float eps, int u, const float* partial,
                                           char* staged) {
-        const float scale = row_scale(partial, kLeanHidden, eps);
+        const float scale = row_scale(partial, kRow1Hidden, eps);
 #pragma unroll
         for (int k = 0; k < 8; ++k) x[k] = rms_value(x[k], scale, norm[k]);
-        put8(lean_layout(kLeanHidden), staged, u, x);
+        put8(row1_layout(kRow1Hidden), staged, u, x);
     }
 };
 
-/// An int8 row (ActRow) to a staged one, by the whole CTA of kLeanThreads; halves: with the sums that Q6_K needs.
+/// An int8 row (ActRow) to a staged one, by the whole CTA of kRow1Threads; halves: with the sums that Q6_K needs.
 template <int Groups>
-__device__ __forceinline__ void lean_stage_int8(const char* from, bool halves, char* staged) {
-    constexpr int kPieces = 40 * Groups / 16, kRounds = (kPieces + kLeanThreads - 1) / kLeanThreads;
+__device__ __forceinline__ void row1_stage_int8(const char* from, bool halves, char* staged) {
+    constexpr int kPieces = 40 * Groups / 16, kRounds = (kPieces + kRow1Threads - 1) / kRow1Threads;
     uint4 v[kRounds];
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-        const int at = i * kLeanThreads + threadIdx.x;
+        const int at = i * kRow1Threads + threadIdx.x;
         if (at < kPieces) v[i] = reinterpret_cast<const uint4*>(from)[at];
     }
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-        const int at = i * kLeanThreads + threadIdx.x;
+        const int at = i * kRow1Threads + threadIdx.x;
         if (at >= kPieces) break;
         reinterpret_cast<uint4*>(staged)[at] = v[i];
         if (!halves || at >= Groups) continue;  // the first Groups pieces are the first halves
@@ -308,17 +308,17 @@ __device__ __forceinline__ void lean_stage_int8(const char* from, bool halves, c
 }
 
 /// The first `pieces` of up to Pieces pieces of eight of a row of floats to a staged row, by the whole CTA of
-/// kLeanThreads; zeros behind them.
+/// kRow1Threads; zeros behind them.
 template <int Pieces>
-__device__ __forceinline__ void lean_stage_floats(const float* x, const ActLayout& l, char* staged,
+__device__ __forceinline__ void row1_stage_floats(const float* x, const ActLayout& l, char* staged,
                                                   int pieces = Pieces) {
-    constexpr int kRounds = (Pieces + kLeanThreads - 1) / kLeanThreads;
+    constexpr int kRounds = (Pieces + kRow1Threads - 1) / kRow1Threads;
     float v[kRounds][8];
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-        const int c = i * kLeanThreads + threadIdx.x;
+        const int c = i * kRow1Threads + threadIdx.x;
         if (c < pieces) {
-            lean_load8(x, c, v[i]);
+            row1_load8(x, c, v[i]);
         } else {
 #pragma unroll
             for (int k = 0; k < 8; ++k) v[i][k] = 0.0f;
@@ -326,7 +326,7 @@ __device__ __forceinline__ void lean_stage_floats(const float* x, const ActLayou
     }
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-        const int c = i * kLeanThreads + threadIdx.x;
+        const int c = i * kRow1Threads + threadIdx.x;
         if (c < (Pieces + 31) / 32 * 32) put8(l, staged, c, v[i]);
     }
 }

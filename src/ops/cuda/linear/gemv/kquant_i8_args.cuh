@@ -11,15 +11,15 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-struct LeanMatrix {
-    LeanPlanes planes;
+struct Row1Matrix {
+    Row1Planes planes;
     float* y;
     int32_t rows, first;  // first batch
     int32_t q6;
 };
 
-struct LeanMatmulArgs {
-    LeanMatrix m[kLeanMatrices];
+struct Row1MatmulArgs {
+    Row1Matrix m[kRow1Matrices];
     int32_t matrices, batches;
     int32_t warp_bytes;  // shared memory of a warp
     int32_t any_q6;
@@ -29,10 +29,10 @@ struct LeanMatmulArgs {
 };
 
 /// The matrix that batch b belongs to.
-__device__ __forceinline__ const LeanMatrix& lean_matrix(const LeanMatmulArgs& a, int b) {
+__device__ __forceinline__ const Row1Matrix& row1_matrix(const Row1MatmulArgs& a, int b) {
     int i = 0;
 #pragma unroll
-    for (int k = 1; k < kLeanMatrices; ++k)
+    for (int k = 1; k < kRow1Matrices; ++k)
         if (k < a.matrices && b >= a.m[k].first) i = k;
     return a.m[i];
 }
@@ -41,21 +41,21 @@ __device__ __forceinline__ const LeanMatrix& lean_matrix(const LeanMatmulArgs& a
 template <int G, int G6>
 struct OnceBatch {
     static constexpr int kCols = 2048, kGroups = kCols / 32;
-    const LeanMatrix& m;
+    const Row1Matrix& m;
     char* nibbles;
     bool q6;
     int row, count;  // no rows if there is no such batch
 
-    __device__ __forceinline__ OnceBatch(const LeanMatmulArgs& a, int b, char* memory)
-        : m(lean_matrix(a, b)), nibbles(memory), q6(m.q6 != 0) {
+    __device__ __forceinline__ OnceBatch(const Row1MatmulArgs& a, int b, char* memory)
+        : m(row1_matrix(a, b)), nibbles(memory), q6(m.q6 != 0) {
         const int rows = q6 ? G6 : G;
         row = (b - m.first) * rows;
         count = b < a.batches ? min(rows, m.rows - row) : 0;
     }
-    __device__ __forceinline__ LeanAux<true> aux6() const { return {nibbles + 16 * kGroups * G6, kGroups, G6}; }
-    __device__ __forceinline__ LeanAux<false> aux4() const { return {nibbles + 16 * kGroups * G, kGroups, G}; }
+    __device__ __forceinline__ Row1Aux<true> aux6() const { return {nibbles + 16 * kGroups * G6, kGroups, G6}; }
+    __device__ __forceinline__ Row1Aux<false> aux4() const { return {nibbles + 16 * kGroups * G, kGroups, G}; }
     /// Asks for all of it.
-    __device__ __forceinline__ void ask(const LeanFetch& fetch, int lane) const {
+    __device__ __forceinline__ void ask(const Row1Fetch& fetch, int lane) const {
         if (count == 0) return;
         const int64_t first = static_cast<int64_t>(row) * kGroups;
         const int n = count * kGroups;
@@ -70,7 +70,7 @@ struct OnceBatch {
         }
         __syncwarp();
     }
-    __device__ __forceinline__ void store(const LeanMatmulArgs& a, int p, int g, float sum) const {
+    __device__ __forceinline__ void store(const Row1MatmulArgs& a, int p, int g, float sum) const {
         if (g >= count) return;
         const int at = p * m.rows + row + g;
         m.y[at] = sum;
@@ -79,9 +79,9 @@ struct OnceBatch {
 };
 
 /// One batch is G rows of Q4_K or G6 of Q6_K.
-inline LeanMatmulArgs lean_args(const ActSource& x, int64_t n, std::span<const Weight* const> weights,
+inline Row1MatmulArgs row1_args(const ActSource& x, int64_t n, std::span<const Weight* const> weights,
                                 std::span<Tensor> y, Tensor* residual, int G, int G6) {
-    LeanMatmulArgs a = {};
+    Row1MatmulArgs a = {};
     for (const Weight* w : weights) {
         const auto i = static_cast<size_t>(a.matrices);
         const bool q6 = w->dtype == DType::planes_q6_k;
@@ -97,8 +97,8 @@ inline LeanMatmulArgs lean_args(const ActSource& x, int64_t n, std::span<const W
     return a;
 }
 
-inline void launch_lean(Context& ctx, void (*kernel)(LeanMatmulArgs), int64_t ctas, int threads, int64_t shared,
-                        const LeanMatmulArgs& a) {
+inline void launch_row1(Context& ctx, void (*kernel)(Row1MatmulArgs), int64_t ctas, int threads, int64_t shared,
+                        const Row1MatmulArgs& a) {
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), threads, static_cast<size_t>(shared), a);
 }

@@ -14,39 +14,39 @@ constexpr int kFewRows = 4;
 
 /// Rows of x to staged rows, kStride bytes apart, by the whole CTA.
 template <int Groups, int kStride>
-__device__ __forceinline__ void few_stage(const LeanMatmulArgs& a, char* staged) {
+__device__ __forceinline__ void rows4_stage(const Row1MatmulArgs& a, char* staged) {
 #pragma unroll 1
     for (int p = 0; p < a.n; ++p) {
         const char* const from = a.x.rows + p * a.x.stride;
-        if (a.x.kind == ActKind::int8) lean_stage_int8<Groups>(from, a.any_q6 != 0, staged + p * kStride);
+        if (a.x.kind == ActKind::int8) row1_stage_int8<Groups>(from, a.any_q6 != 0, staged + p * kStride);
         else
-            lean_stage_floats<4 * Groups>(reinterpret_cast<const float*>(from), lean_layout(32 * Groups),
+            row1_stage_floats<4 * Groups>(reinterpret_cast<const float*>(from), row1_layout(32 * Groups),
                                           staged + p * kStride);
     }
 }
 
 /// int8 rows without the sums of halves, all of whose loads go out before the first store.
 template <int Groups, int kStride>
-__device__ __forceinline__ void few_stage_int8(const LeanMatmulArgs& a, char* staged) {
-    constexpr int kPieces = 40 * Groups / 16, kRounds = (kFewRows * kPieces + kLeanThreads - 1) / kLeanThreads;
+__device__ __forceinline__ void rows4_stage_int8(const Row1MatmulArgs& a, char* staged) {
+    constexpr int kPieces = 40 * Groups / 16, kRounds = (kFewRows * kPieces + kRow1Threads - 1) / kRow1Threads;
     uint4 v[kRounds];
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-        const int at = i * kLeanThreads + threadIdx.x;
+        const int at = i * kRow1Threads + threadIdx.x;
         if (at < a.n * kPieces)
             v[i] = reinterpret_cast<const uint4*>(a.x.rows + at / kPieces * a.x.stride)[at % kPieces];
     }
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-        const int at = i * kLeanThreads + threadIdx.x;
+        const int at = i * kRow1Threads + threadIdx.x;
         if (at < a.n * kPieces) reinterpret_cast<uint4*>(staged + at / kPieces * kStride)[at % kPieces] = v[i];
     }
 }
 
 /// The rows of a batch times two staged rows.
 template <bool Q6, int G, class Store>
-__device__ __forceinline__ void few_dot(const char* nibbles, const LeanAux<Q6>& aux, const char* x0, const char* x1,
-                                        int lane, const Store& store) {
+__device__ __forceinline__ void rows4_dot(const char* nibbles, const Row1Aux<Q6>& aux, const char* x0, const char* x1,
+                                          int lane, const Store& store) {
     const KShifts at(lane);
     float acc[2 * G] = {};  // [p][g]
 #pragma unroll 1
@@ -56,35 +56,36 @@ __device__ __forceinline__ void few_dot(const char* nibbles, const LeanAux<Q6>& 
         for (int g = 0; g < G; ++g) {
             const int index = g * aux.groups + 32 * s + lane;
             const uint4 q = *reinterpret_cast<const uint4*>(nibbles + 16 * index);
-            const float2 by = lean_scales<Q6>(aux, index, at);
+            const float2 by = row1_scales<Q6>(aux, index, at);
 #pragma unroll
-            for (int p = 0; p < 2; ++p) acc[p * G + g] = lean_dot<Q6>(q, aux, index, x[p], by, acc[p * G + g]);
+            for (int p = 0; p < 2; ++p) acc[p * G + g] = row1_dot<Q6>(q, aux, index, x[p], by, acc[p * G + g]);
         }
     }
-    lean_reduce<2 * G>(acc, lane, store);
+    row1_reduce<2 * G>(acc, lane, store);
 }
 
-/// lean_once_kernel for several rows of x.
+/// kquant_i8_whole_kernel for several rows of x.
 template <int G, int G6>
-__global__ void __launch_bounds__(kLeanThreads, 2) few_once_kernel(const __grid_constant__ LeanMatmulArgs a) {
+__global__ void __launch_bounds__(kRow1Threads, 2)
+    kquant_i8_rows4_whole_kernel(const __grid_constant__ Row1MatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[kFewRows][kWarps];
-    __shared__ uint64_t barriers[kLeanWarps];
+    __shared__ uint64_t barriers[kRow1Warps];
     using Batch = OnceBatch<G, G6>;
     constexpr int kStride = staged_bytes(Batch::kCols);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     char* const staged = reinterpret_cast<char*>(dynamic);
     const Batch batch(a, warp * gridDim.x + blockIdx.x, staged + a.n * kStride + warp * a.warp_bytes);
-    const LeanFetch fetch{barriers + warp};
+    const Row1Fetch fetch{barriers + warp};
     batch.ask(fetch, lane);
     float norm[8];
     const bool normed = a.x.kind == ActKind::norm;
     const int half = threadIdx.x / kThreads, u = threadIdx.x % kThreads;
-    if (normed) lean_weights8(a.x.norm, u, norm);
+    if (normed) row1_weights8(a.x.norm, u, norm);
     pdl_wait();
-    pdl_trigger();  // see lean_once_kernel
+    pdl_trigger();  // see kquant_i8_whole_kernel
     if (normed) {
-        LeanNormRow x[kFewRows / 2];
+        Row1NormRow x[kFewRows / 2];
 #pragma unroll
         for (int i = 0; i < kFewRows / 2; ++i) {
             const int p = 2 * i + half;
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_once_kernel(const __grid_
             if (p < a.n) x[i].stage(norm, a.x.eps, u, partial[p], staged + p * kStride);
         }
     } else {
-        few_stage<Batch::kGroups, kStride>(a, staged);
+        rows4_stage<Batch::kGroups, kStride>(a, staged);
     }
     __syncthreads();
     if (batch.count == 0) return;
@@ -109,14 +110,17 @@ __global__ void __launch_bounds__(kLeanThreads, 2) few_once_kernel(const __grid_
             if (p0 + i / rows < a.n) batch.store(a, p0 + i / rows, i % rows, sum);
         };
         if (batch.q6)
-            few_dot<true, G6>(batch.nibbles, batch.aux6(), x0, x1, lane, [&](int i, float sum) { store(i, G6, sum); });
-        else few_dot<false, G>(batch.nibbles, batch.aux4(), x0, x1, lane, [&](int i, float sum) { store(i, G, sum); });
+            rows4_dot<true, G6>(batch.nibbles, batch.aux6(), x0, x1, lane,
+                                [&](int i, float sum) { store(i, G6, sum); });
+        else
+            rows4_dot<false, G>(batch.nibbles, batch.aux4(), x0, x1, lane, [&](int i, float sum) { store(i, G, sum); });
     }
 }
 
-/// lean_wide_kernel for several rows of x.
+/// kquant_i8_split_kernel for several rows of x.
 template <int S>
-__global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_constant__ LeanMatmulArgs a) {
+__global__ void __launch_bounds__(kRow1Threads, 1)
+    kquant_i8_rows4_split_kernel(const __grid_constant__ Row1MatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barrier;
     constexpr int kCols = 1024 * S, kGroups = 32 * S, kNibbles = 16 * kGroups, kHeaders = 2 * kGroups;
@@ -124,12 +128,12 @@ __global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     char* const staged = reinterpret_cast<char*>(dynamic);
     char* const nibbles = staged + a.n * kStride;
-    char* const headers = nibbles + kLeanWarps * kNibbles;
-    auto* const values = reinterpret_cast<float*>(headers + kLeanWarps * kHeaders);  // [p][step][row][lane]
-    const LeanMatrix& m = a.m[0];
+    char* const headers = nibbles + kRow1Warps * kNibbles;
+    auto* const values = reinterpret_cast<float*>(headers + kRow1Warps * kHeaders);  // [p][step][row][lane]
+    const Row1Matrix& m = a.m[0];
     const int rows = (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
     const int row = warp * gridDim.x + blockIdx.x;
-    const LeanFetch fetch{&barrier};
+    const Row1Fetch fetch{&barrier};
     if (warp == 0) fetch.begin(lane == 0, rows * (kNibbles + kHeaders));
     __syncthreads();
     if (warp < rows && lane == 0) {
@@ -143,11 +147,11 @@ __global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_
 #endif
     const KShifts at(lane);
     pdl_wait();
-    pdl_trigger();  // see lean_once_kernel
+    pdl_trigger();  // see kquant_i8_whole_kernel
     const int at_lane = min(lane, a.n - 1) * m.rows + row;
     const float old = a.residual != nullptr && lane < a.n && warp < rows ? a.residual[at_lane] : 0.0f;
-    if (a.x.kind == ActKind::int8) few_stage_int8<kGroups, kStride>(a, staged);
-    else few_stage<kGroups, kStride>(a, staged);
+    if (a.x.kind == ActKind::int8) rows4_stage_int8<kGroups, kStride>(a, staged);
+    else rows4_stage<kGroups, kStride>(a, staged);
     __syncthreads();
     fetch.wait();
 #pragma unroll 1
@@ -156,13 +160,13 @@ __global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_
         KActs x[2] = {};
 #pragma unroll 1
         for (int k = warp * S; k < warp * S + S; ++k) {
-            const int r = k % kLeanWarps, index = 32 * (k / kLeanWarps) + lane;
+            const int r = k % kRow1Warps, index = 32 * (k / kRow1Warps) + lane;
             if (k == warp * S || r == 0)
                 x[0] = k_acts<false>(x0, kGroups, index), x[1] = k_acts<false>(x1, kGroups, index);
             const uint4 q = *reinterpret_cast<const uint4*>(nibbles + r * kNibbles + 16 * index);
-            const float2 by = lean_scales<false>({headers + r * kHeaders, kGroups, 1}, index, at);
+            const float2 by = row1_scales<false>({headers + r * kHeaders, kGroups, 1}, index, at);
 #pragma unroll
-            for (int p = 0; p < 2; ++p) values[p * S * kLeanThreads + k * 32 + lane] = k_value<false>(q, {}, x[p], by);
+            for (int p = 0; p < 2; ++p) values[p * S * kRow1Threads + k * 32 + lane] = k_value<false>(q, {}, x[p], by);
         }
         __syncthreads();
         if (warp < rows) {
@@ -173,7 +177,7 @@ __global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_
                 for (int p = 0; p < 2; ++p) {
                     const float d =
                         *reinterpret_cast<const float*>((p == 0 ? x0 : x1) + 32 * kGroups + 8 * (32 * s + lane));
-                    acc[p] = fmaf(values[p * S * kLeanThreads + (s * kLeanWarps + warp) * 32 + lane], d, acc[p]);
+                    acc[p] = fmaf(values[p * S * kRow1Threads + (s * kRow1Warps + warp) * 32 + lane], d, acc[p]);
                 }
             const float sum = reduce_lanes<2>(acc, lane);  // row p0 + lane / 16
             const float before = __shfl_sync(~0u, old, p0 + lane / 16);
@@ -190,28 +194,28 @@ __global__ void __launch_bounds__(kLeanThreads, 1) few_wide_kernel(const __grid_
 template <int G, int G6>
 void launch_whole(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
                   std::span<Tensor> y, Tensor* residual) {
-    LeanMatmulArgs a = lean_args(x, n, weights, y, residual, G, G6);
-    const auto fit = fit_lean(chip_of(*ctx.gpu), n, a.batches, a.any_q6 != 0, G, G6);
+    Row1MatmulArgs a = row1_args(x, n, weights, y, residual, G, G6);
+    const auto fit = fit_row1_whole(chip_of(*ctx.gpu), n, a.batches, a.any_q6 != 0, G, G6);
     RT_ASSERT(fit);
     a.warp_bytes = fit->warp_bytes;
-    launch_lean(ctx, few_once_kernel<G, G6>, std::min(ctx.gpu->info().sm_count, a.batches), kLeanThreads, fit->shared,
-                a);
+    launch_row1(ctx, kquant_i8_rows4_whole_kernel<G, G6>, std::min(ctx.gpu->info().sm_count, a.batches), kRow1Threads,
+                fit->shared, a);
 }
 
 template <int S>
 void launch_split(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
                   std::span<Tensor> y, Tensor* residual) {
     const int64_t rows = weights[0]->rows;
-    const auto shared = fit_lean_split(chip_of(*ctx.gpu), n, rows, S);
+    const auto shared = fit_row1_split(chip_of(*ctx.gpu), n, rows, S);
     RT_ASSERT(shared);
-    launch_lean(ctx, few_wide_kernel<S>, std::min<int64_t>(ctx.gpu->info().sm_count, rows), kLeanThreads, *shared,
-                lean_args(x, n, weights, y, residual, 1, 1));
+    launch_row1(ctx, kquant_i8_rows4_split_kernel<S>, std::min<int64_t>(ctx.gpu->info().sm_count, rows), kRow1Threads,
+                *shared, row1_args(x, n, weights, y, residual, 1, 1));
 }
 
 }  // namespace
 
-void few_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
-                  std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual) {
+void kquant_i8_rows4_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
+                              std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual) {
     using linear::Kernel;
     RT_ASSERT(n >= 2 && n <= kFewRows);
     if (kernel == Kernel::kquant_i8_rows4_whole5) launch_whole<5, 3>(ctx, x, n, weights, y, residual);

@@ -128,12 +128,12 @@ __device__ __forceinline__ void stage_long_row(const ActSource& s, const ActLayo
 }
 
 /// Float rows of the group, every so many-th: the share of one warp.
-__device__ __forceinline__ void multiply_float_rows(const DenseRowArgs& a, int first, int by, int lane,
+__device__ __forceinline__ void multiply_float_rows(const WideRowArgs& a, int first, int by, int lane,
                                                     const char* staged) {
     using Floats = FloatBatch<PlainFloats, 1, 8>;
     uint32_t raw[Floats::kWords];
     struct Rows {
-        const DenseRowArgs& a;
+        const WideRowArgs& a;
         __device__ __forceinline__ int matrix(int row) const {
             int k = 0;
             while (row >= a.floats[k].first_row + a.floats[k].rows) ++k;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void multiply_float_rows(const DenseRowArgs& a, int f
 }
 
 /// So that the loads of multiply_float_rows() find them in the L2 cache. One thread; before pdl_wait().
-__device__ __forceinline__ void fetch_float_rows(const DenseRowArgs& a, int first, int by) {
+__device__ __forceinline__ void fetch_float_rows(const WideRowArgs& a, int first, int by) {
     for (int row = first; row < a.float_rows; row += by) {
         int k = 0;
         while (row >= a.floats[k].first_row + a.floats[k].rows) ++k;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void fetch_float_rows(const DenseRowArgs& a, int firs
 #endif  // __CUDA_ARCH__ >= 900
 
 template <bool Q4, int Slots>
-__global__ void __launch_bounds__(kRowThreads, 1) dense_row_kernel(const __grid_constant__ DenseRowArgs a) {
+__global__ void __launch_bounds__(kRowThreads, 1) kquant_i8_wide_row1_kernel(const __grid_constant__ WideRowArgs a) {
 #if __CUDA_ARCH__ >= 900
     using Ring = RowRing<Q4, Slots>;
     using At = Slot<Q4>;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) dense_row_kernel(const __grid_
     RowWalk walk(mine);
 #pragma unroll 1
     while (walk.next(mine, a.steps)) {
-        const DenseMatrix& m = a.m[matrix_of_pair(a, walk.pair)];
+        const WideMatrix& m = a.m[matrix_of_pair(a, walk.pair)];
         const bool both = a.gate_up != 0;
         const int local = walk.pair - m.first, row = both ? local : 2 * local;
         const DType type = Q4 ? DType::planes_q4_k : m.type;
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) dense_row_kernel(const __grid_
 #endif
 }
 
-DenseMatrix dense_matrix(const Weight& w, float* y, int32_t first) {
+WideMatrix wide_matrix(const Weight& w, float* y, int32_t first) {
     const char* const scales = static_cast<const char*>(w.scales);
     return {static_cast<const char*>(w.data),
             static_cast<const char*>(w.high),
@@ -272,7 +272,7 @@ DenseMatrix dense_matrix(const Weight& w, float* y, int32_t first) {
 }
 
 /// CTAs that have a float row more than the others get fewer pairs: all have the same bytes.
-void divide(DenseRowArgs& a, int64_t ctas) {
+void divide(WideRowArgs& a, int64_t ctas) {
     if (a.float_rows == 0) return;
     const double pair = 2.0 * 18 * a.layout.groups, row = static_cast<double>(a.floats[0].row_bytes) / pair;
     a.fuller = static_cast<int32_t>(a.float_rows % ctas);
@@ -281,14 +281,14 @@ void divide(DenseRowArgs& a, int64_t ctas) {
 }
 
 template <bool Q4>
-void launch_slots(Context& ctx, const DenseRowArgs& a, int64_t ctas, int64_t shared) {
-    const auto kernel = dense_row_kernel<Q4, row_slots(Q4)>;
+void launch_slots(Context& ctx, const WideRowArgs& a, int64_t ctas, int64_t shared) {
+    const auto kernel = kquant_i8_wide_row1_kernel<Q4, row_slots(Q4)>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, static_cast<size_t>(shared), a);
 }
 
 /// Everything but matrices and floats is set here.
-void launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols) {
+void launch_row(Context& ctx, WideRowArgs& a, const ActSource& x, int64_t cols) {
     a.layout = act_layout(cols, true, a.float_rows > 0);
     a.x = x;
     a.steps = (a.layout.groups + 31) / 32;
@@ -304,15 +304,15 @@ void launch_row(Context& ctx, DenseRowArgs& a, const ActSource& x, int64_t cols)
 }
 }  // namespace
 
-void dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                        std::span<Tensor> y, Tensor* residual) {
-    DenseRowArgs a = {};
+void kquant_i8_wide_row1_multiply(Context& ctx, const ActSource& x, int64_t cols,
+                                  std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual) {
+    WideRowArgs a = {};
     int floats = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
         if (is_planes(w.dtype)) {
             RT_ASSERT(a.matrices < kMostPlanes);
-            a.m[a.matrices++] = dense_matrix(w, y[i].row(0), a.pairs);
+            a.m[a.matrices++] = wide_matrix(w, y[i].row(0), a.pairs);
             a.pairs += static_cast<int32_t>((w.rows + 1) / 2);
         } else {
             RT_ASSERT(floats < kMostFloats && residual == nullptr);
@@ -326,11 +326,11 @@ void dense_multiply_row(Context& ctx, const ActSource& x, int64_t cols, std::spa
     launch_row(ctx, a, x, cols);
 }
 
-void dense_gate_up_row(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
-                       float* out) {
-    DenseRowArgs a = {};
-    a.m[0] = dense_matrix(gate, out, 0);
-    a.m[1] = dense_matrix(up, nullptr, 0);
+void kquant_i8_wide_row1_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
+                                 float* out) {
+    WideRowArgs a = {};
+    a.m[0] = wide_matrix(gate, out, 0);
+    a.m[1] = wide_matrix(up, nullptr, 0);
     a.matrices = 2;
     a.pairs = static_cast<int32_t>(gate.rows);
     a.gate_up = 1;

@@ -13,7 +13,7 @@ namespace riptide::ops::cuda::decode {
 
 constexpr int kRowThreads = 32 * kRowWarps;
 
-struct DenseMatrix {
+struct WideMatrix {
     const char* data;
     const char* high;
     const char* scales;
@@ -23,8 +23,8 @@ struct DenseMatrix {
     DType type;
 };
 
-struct DenseRowArgs {
-    DenseMatrix m[kMostPlanes];
+struct WideRowArgs {
+    WideMatrix m[kMostPlanes];
     Matrix floats[kMostFloats];
     int32_t matrices, pairs, steps;  // steps of a pair
     int32_t float_rows;              // one each for the last warps of the first CTAs
@@ -46,7 +46,7 @@ struct Slot {
 #if __CUDA_ARCH__ >= 900
 
 /// The matrix of pair `pair` of the group.
-__device__ __forceinline__ int matrix_of_pair(const DenseRowArgs& a, int pair) {
+__device__ __forceinline__ int matrix_of_pair(const WideRowArgs& a, int pair) {
     int i = 0;
     if (a.gate_up == 0)
 #pragma unroll
@@ -121,11 +121,11 @@ struct RowRing {
 
     __device__ __forceinline__ explicit RowRing(const RowShare& s) : walk(s), nibble_steps(0) {}
 
-    __device__ __forceinline__ void begin_pair(const DenseRowArgs& a, int lane) {
+    __device__ __forceinline__ void begin_pair(const WideRowArgs& a, int lane) {
         const int groups = a.layout.groups, k = matrix_of_pair(a, walk.pair);
         const bool both = a.gate_up != 0;
-        const DenseMatrix& m = a.m[k];
-        const DenseMatrix& n = both ? a.m[1] : m;
+        const WideMatrix& m = a.m[k];
+        const WideMatrix& n = both ? a.m[1] : m;
         const int local = walk.pair - m.first;
         const int64_t row0 = both ? local : 2 * local, row1 = both ? local : min(2 * local + 1, m.rows - 1);
         const int step = walk.step;
@@ -167,7 +167,7 @@ struct RowRing {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     }
     /// Asks for the next step, if there is one, to the slot at `slot`. All lanes.
-    __device__ __forceinline__ void ask(const DenseRowArgs& a, const RowShare& s, uint32_t slot, int lane) {
+    __device__ __forceinline__ void ask(const WideRowArgs& a, const RowShare& s, uint32_t slot, int lane) {
         if (walk.step == walk.end && walk.left > 0 && walk.next(s, a.steps)) begin_pair(a, lane);
         if (walk.left > 0) {
             if (walk.step < nibble_steps) {

@@ -10,7 +10,7 @@ namespace riptide::ops::cuda::decode {
 
 constexpr int kFloatPair = 2, kFloatX = 4;  // rows of weights and of x that four warps multiply
 
-struct DenseFloats {
+struct WideFloats {
     FloatMatrix m[kMostFloats];      // first: the first pair of rows of each; no scales
     int32_t matrices, pairs, bytes;  // bytes: of a row of x in its layout, at the end of the row
 
@@ -31,7 +31,7 @@ struct FloatRow {
     const char* from;
     uint32_t bytes;
 
-    __device__ __forceinline__ FloatRow(const DenseFloats& f, int unit) {
+    __device__ __forceinline__ FloatRow(const WideFloats& f, int unit) {
         const int pair = unit / kFloatPair;
         int k = 0;
         while (k + 1 < f.matrices && pair >= f.m[k + 1].first) ++k;
@@ -47,7 +47,7 @@ struct FloatRow {
 };
 
 /// So that float row `unit` of all lies in the L2 cache. One thread; may stand above pdl_wait().
-__device__ __forceinline__ void prefetch_float_row(const DenseFloats& f, int unit) {
+__device__ __forceinline__ void prefetch_float_row(const WideFloats& f, int unit) {
 #if __CUDA_ARCH__ >= 900
     const FloatRow row(f, unit);
     const uint32_t bytes = row.bytes & ~15u;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void prefetch_float_row(const DenseFloats& f, int uni
 /// its own. here: the weights of the first quad (kPair = 1) in shared memory, or null. Of f32 weights the loads of
 /// kUnroll steps go out together.
 template <int kPair, int kX, int kUnroll>
-__device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const ActSource& x, int begin, int step,
+__device__ __forceinline__ void multiply_float_units(const WideFloats& f, const ActSource& x, int begin, int step,
                                                      int row0, int count, float* results, int barrier,
                                                      const char* here = nullptr) {
     constexpr int kSums = kPair * kX, kLanes = 32 / kSums, kParts = kFloatPair / kPair;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void multiply_float_units(const DenseFloats& f, const
 
 /// The same by `ctas` CTAs of 128 kOf threads, of which this is number `cta`; x in device memory.
 template <int kOf = kQuads>
-__device__ __forceinline__ void multiply_floats(const DenseFloats& f, const ActSource& x, int cta, int ctas, int row0,
+__device__ __forceinline__ void multiply_floats(const WideFloats& f, const ActSource& x, int cta, int ctas, int row0,
                                                 int count, float (&results)[2 * kFloatPair * kFloatX * 4]) {
     const int quad = threadIdx.x / 128;
     multiply_float_units<kFloatPair, kFloatX, 2>(f, x, quad * ctas + cta, ctas * kOf, row0, count, results, 2 + quad);

@@ -53,7 +53,7 @@ struct PieceUnits {
 
 /// Columns 8 lane .. + 7 of a block, by a whole warp: to its units and sums and its scale.
 template <class Units>
-__device__ __forceinline__ void put_half_block(const Units& units, char* sums_to, float* scale, const float (&v)[8]) {
+__device__ __forceinline__ void put_f16_block(const Units& units, char* sums_to, float* scale, const float (&v)[8]) {
     const int lane = threadIdx.x % 32;
     uint32_t largest = 0;  // ordered like the magnitudes, NaN above infinity
 #pragma unroll
@@ -106,12 +106,12 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t a, uint32_t c) {
     return v;
 }
 
-constexpr uint32_t kHalf1024 = 0x64006400u;  // 1024 + an integer below 1024 in the last bits
+constexpr uint32_t kF16Cols1024 = 0x64006400u;  // 1024 + an integer below 1024 in the last bits
 
 /// Two numbers of six bits, of sub-blocks 2 t and 2 t + 1: low four bits in byte t of `low`, the high two of both in
 /// the last four bits of `high`. spread: two_bytes(t). The second one stands sixteen times as high.
 __device__ __forceinline__ __half2 scale_pair(uint32_t low, uint32_t high, uint32_t spread) {
-    uint32_t v = masked_or<0x00F0000Fu>(__byte_perm(low, 0, spread), kHalf1024);
+    uint32_t v = masked_or<0x00F0000Fu>(__byte_perm(low, 0, spread), kF16Cols1024);
     v = masked_or<0x03000030u>((high & 15) * 0x00400010u, v);
     return __hfma2(word_half(v), __floats2half2_rn(1.0f, 0.0625f), __floats2half2_rn(-1024.0f, -64.0f));
 }
@@ -156,7 +156,7 @@ __device__ __forceinline__ void decode_q6(uint32_t v, uint2 high, int w, const Q
 }
 
 /// A lane's places in a tile: of rows g (h = 0) and g + 8 (h = 1).
-struct HalfTile {
+struct F16Tile {
     const char* data[2][2];  // [h][i]: sixteen bytes of sub-block 2 t + i
     const char* high[2];     // Q6_K: sixteen bytes, of both sub-blocks
     uint4 head[2];           // KHeader, or sixteen scales
@@ -164,38 +164,38 @@ struct HalfTile {
 };
 
 /// A lane's halves of a block of x: of the only row; of rows 8 nt + g.
-struct HalfRowX {
+struct F16RowX {
     const char* at;
 
     __device__ __forceinline__ const char* unit(int, int j) const { return at + (4 * j + threadIdx.x % 4) * 16; }
-    __device__ __forceinline__ const char* sums(int) const { return at + kHalfUnits + 8 * (threadIdx.x % 4); }
+    __device__ __forceinline__ const char* sums(int) const { return at + kF16Units + 8 * (threadIdx.x % 4); }
 };
-struct HalfRowsX {
+struct F16RowsX {
     const char *even, *odd, *sum;  // of even j, of odd ones
 
-    __device__ __forceinline__ HalfRowsX(const char* units, const char* sums) {
+    __device__ __forceinline__ F16RowsX(const char* units, const char* sums) {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        even = units + kHalfUnits * g + 16 * t + g % 2 * 64, odd = units + kHalfUnits * g + 16 * t - g % 2 * 64;
-        sum = sums + kHalfSums * g + 8 * t;
+        even = units + kF16Units * g + 16 * t + g % 2 * 64, odd = units + kF16Units * g + 16 * t - g % 2 * 64;
+        sum = sums + kF16Sums * g + 8 * t;
     }
     /// So many blocks of a row further.
     __device__ __forceinline__ void go(int rows) {
-        even += kHalfUnits * rows, odd += kHalfUnits * rows, sum += kHalfSums * rows;
+        even += kF16Units * rows, odd += kF16Units * rows, sum += kF16Sums * rows;
     }
     __device__ __forceinline__ const char* unit(int nt, int j) const {
-        return (j % 2 == 0 ? even : odd) + 8 * kHalfUnits * nt + 64 * j;
+        return (j % 2 == 0 ? even : odd) + 8 * kF16Units * nt + 64 * j;
     }
-    __device__ __forceinline__ const char* sums(int nt) const { return sum + 8 * kHalfSums * nt; }
+    __device__ __forceinline__ const char* sums(int nt) const { return sum + 8 * kF16Sums * nt; }
 };
 
 /// A lane's words of a tile.
 template <bool Q6>
-struct HalfWords {
+struct F16Words {
     uint4 data[2][2];  // [i][h]
     uint2 high[2][2];
 
     /// Those of sub-block 2 t + i.
-    __device__ __forceinline__ void load(const HalfTile& w, int i) {
+    __device__ __forceinline__ void load(const F16Tile& w, int i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             data[i][h] = *reinterpret_cast<const uint4*>(w.data[h][i]);
@@ -216,7 +216,7 @@ template <bool Q6>
 struct TileScales {
     __half2 pair[2];  // Q4_K: of sub-blocks 2 t and 2 t + 1
 
-    __device__ __forceinline__ TileScales(const HalfTile& w, int t) {
+    __device__ __forceinline__ TileScales(const F16Tile& w, int t) {
         if constexpr (!Q6)
 #pragma unroll
             for (int h = 0; h < 2; ++h)
@@ -230,7 +230,7 @@ struct SubScales {
     __half2 q4[2];
     Q6Scale q6[2][2];
 
-    __device__ __forceinline__ SubScales(const TileScales<Q6>& scales, const HalfTile& w, int i, int t) {
+    __device__ __forceinline__ SubScales(const TileScales<Q6>& scales, const F16Tile& w, int i, int t) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if constexpr (Q6) {
@@ -244,7 +244,7 @@ struct SubScales {
         }
     }
     /// Word k of row h's.
-    __device__ __forceinline__ void decode(const HalfWords<Q6>& words, int i, int k, int h, uint32_t (&to)[4]) const {
+    __device__ __forceinline__ void decode(const F16Words<Q6>& words, int i, int k, int h, uint32_t (&to)[4]) const {
         const uint4 four = words.data[i][h];
         const uint32_t word = k == 0 ? four.x : k == 1 ? four.y : k == 2 ? four.z : four.w;
         if constexpr (Q6) decode_q6(word, words.high[i][h], k, q6[h], to);
@@ -257,7 +257,7 @@ struct TileEnd {
     float d[2], dmin[2];
     uint32_t m[2];
 
-    __device__ __forceinline__ TileEnd(const HalfTile& w, int t) {
+    __device__ __forceinline__ TileEnd(const F16Tile& w, int t) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if constexpr (Q6) {
@@ -289,9 +289,9 @@ struct TileEnd {
 /// The tile times rows 8 nt + g of x but for x's scales, as mma.m16n8k16 has products: put(nt, e, value). AtOnce: all
 /// of the tile is loaded before anything else; then comes loaded(bits), with bits of all that was loaded.
 template <bool Q6, int NT, bool AtOnce, class X, class Loaded, class Put>
-__device__ __forceinline__ void multiply_tile(const HalfTile& w, const X& x, const Loaded& loaded, const Put& put) {
+__device__ __forceinline__ void multiply_tile(const F16Tile& w, const X& x, const Loaded& loaded, const Put& put) {
     const int t = threadIdx.x % 4;
-    HalfWords<Q6> words;
+    F16Words<Q6> words;
     if constexpr (AtOnce) words.load(w, 0), words.load(w, 1);
     float first[NT][4] = {}, second[NT][4] = {};
     const TileScales<Q6> scales(w, t);

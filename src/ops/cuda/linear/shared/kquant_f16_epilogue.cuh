@@ -24,7 +24,7 @@ struct PiecePlace {
     int64_t at[4];
     bool there[4];
 
-    __device__ __forceinline__ PiecePlace(const HalfArgs& a, const StripRows& rows, int nt) {
+    __device__ __forceinline__ PiecePlace(const F16Args& a, const StripRows& rows, int nt) {
         const int lane = threadIdx.x % 32, row = rows.row[0] + lane / 4, col = 8 * nt + 2 * (lane % 4);
         const int of = a.m[rows.matrix[0]].rows;
 #pragma unroll
@@ -38,7 +38,7 @@ struct PiecePlace {
         for (int e = 0; e < 4; ++e) old[e] = from != nullptr && there[e] ? from[at[e]] : 0.0f;
     }
     /// by: 1 / rms of the columns. old: what stood in the residual.
-    __device__ __forceinline__ void store(const HalfArgs& a, const StripRows& rows, const float (&v)[4],
+    __device__ __forceinline__ void store(const F16Args& a, const StripRows& rows, const float (&v)[4],
                                           const float (&by)[2], const float (&old)[4]) const {
         float w[4];
 #pragma unroll
@@ -82,8 +82,8 @@ __device__ __forceinline__ void acknowledge(uint32_t there, int bytes, int rank)
 /// What a strip's chains make together, and where it goes: the warps of a team add theirs through shared memory, the
 /// CTAs of a cluster through each other's inboxes. Each piece has a warp and a CTA that finish it.
 template <int NT, int C>
-struct HalfFinish {
-    using S = HalfShape<NT, C>;
+struct F16Finish {
+    using S = F16Shape<NT, C>;
     static constexpr int W = S::W;
 
     float4* meeting;  // of the team
@@ -96,7 +96,7 @@ struct HalfFinish {
     float rms[S::kOwn][2];  // 1 / rms of the columns that the warp finishes
 
     /// barriers: two for each warp. By all lanes; a barrier of the cluster comes before run().
-    __device__ __forceinline__ HalfFinish(const HalfArgs& a, char* shared, uint64_t* barriers, int warp, int rank_)
+    __device__ __forceinline__ F16Finish(const F16Args& a, char* shared, uint64_t* barriers, int warp, int rank_)
         : rank(rank_), of_team(warp % W), named(6 + warp / W) {
         const int lane = threadIdx.x % 32, team = warp / W;
         meeting = reinterpret_cast<float4*>(shared + a.meeting_at + team * S::kMeeting * kPieceBytes) + lane;
@@ -123,7 +123,7 @@ struct HalfFinish {
         sends = finishers > 0;
     }
     /// Once x is there.
-    __device__ __forceinline__ void enter(const HalfArgs& a) {
+    __device__ __forceinline__ void enter(const F16Args& a) {
 #pragma unroll
         for (int i = 0; i < S::kOwn; ++i)
 #pragma unroll
@@ -149,7 +149,7 @@ struct HalfFinish {
 
     /// c: of the warp's chains. By all warps of the team. last: of the kernel, for this team in all CTAs of the
     /// cluster.
-    __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4], bool last) {
+    __device__ __forceinline__ void run(const F16Args& a, const StripRows& rows, const float (&c)[NT][4], bool last) {
         float old[S::kOwn][4];
 #pragma unroll
         for (int i = 0; i < S::kOwn; ++i)

@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_async4(void* shared, const void* p) {
 }
 
 /// A lane's places in a CTA's share of x.
-struct DenseLane {
+struct WideLane {
     const char* b;       // for load_matrices: lanes 0 to 15 the two halves of eight rows, 16 to 31 of the next block
     const char* pairs;   // {d, A} of columns 2 t, 2 t + 1
     const char* halves;  // A0 of them
@@ -44,14 +44,14 @@ struct DenseLane {
 
 /// The sums of a warp, of each of its chains: 16 weight rows times 8 NT rows of x, as mma.m16n8k32 has them.
 template <int C, int NT>
-using DenseSums = float[4 / C][NT][4];
+using WideColumnSums = float[4 / C][NT][4];
 
 /// acc += block `block` (Both: and the next) of rows 16 half .. + 15 of a stage times x, sub-blocks `low` of the
 /// blocks; group: of the first within this CTA's share of x.
 template <DType Type, int C, int NT, bool Both>
-__device__ __forceinline__ void dense_blocks(const char* stage, int half, int block, int low, const KShifts& at,
-                                             const DenseLane& x, int group, int lane, DenseSums<C, NT>& acc) {
-    using S = DenseStage<Type, C>;
+__device__ __forceinline__ void wide_blocks(const char* stage, int half, int block, int low, const KShifts& at,
+                                            const WideLane& x, int group, int lane, WideColumnSums<C, NT>& acc) {
+    using S = WideStage<Type, C>;
     constexpr uint32_t kNibble = 0x0F0F0F0Fu, kTwo = 0x03030303u, kOne = 0x01010101u;
     const int g = lane / 4, t = lane % 4, mine = 16 * half + lane % 16, second = Both ? lane / 16 : 0;
     uint32_t w[4], xs[NT][4];
@@ -130,13 +130,13 @@ __device__ __forceinline__ void dense_blocks(const char* stage, int half, int bl
 
 /// All `count` blocks of a stage; first: the number of its first block in this CTA's share of a row.
 template <DType Type, int C, int NT>
-__device__ __forceinline__ void dense_stage(const char* stage, int half, int low, const KShifts& at, const DenseLane& x,
-                                            int first, int count, int lane, DenseSums<C, NT>& acc) {
+__device__ __forceinline__ void wide_stage(const char* stage, int half, int low, const KShifts& at, const WideLane& x,
+                                           int first, int count, int lane, WideColumnSums<C, NT>& acc) {
     int b = 0;
 #pragma unroll 1
     for (; b + 1 < count; b += 2)
-        dense_blocks<Type, C, NT, true>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
-    if (b < count) dense_blocks<Type, C, NT, false>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
+        wide_blocks<Type, C, NT, true>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
+    if (b < count) wide_blocks<Type, C, NT, false>(stage, half, b, low, at, x, 8 * (first + b) + low, lane, acc);
 }
 
 // ---- A cluster's CTAs give each other their sums.
@@ -157,8 +157,8 @@ __device__ __forceinline__ void arrive_everywhere(uint32_t barrier, int lane) {
 /// o / kRows of the rows of x and row 8 (o % 2) + (o % kRows) / 2 of those of the CTA.
 template <int C, int NT>
 __device__ __forceinline__ void send_sums(uint32_t sums, uint32_t barrier, uint32_t rank, int warp, int lane,
-                                          const DenseSums<C, NT>& acc) {
-    using F = DenseFinish<C, NT>;
+                                          const WideColumnSums<C, NT>& acc) {
+    using F = WideFinish<C, NT>;
     const int g = lane / 4, t = lane % 4;
     const auto cta = static_cast<uint32_t>(C == 4 ? 2 * (warp / 8) + g / 4 : warp / 8);
     const uint32_t there = in_cta(barrier, cta),
@@ -179,7 +179,7 @@ __device__ __forceinline__ void send_sums(uint32_t sums, uint32_t barrier, uint3
 /// Product o, by kShare neighbouring lanes, of which this is number k.
 template <int C, int NT>
 __device__ __forceinline__ float add_sums(const float* sums, int o, int k) {
-    using F = DenseFinish<C, NT>;
+    using F = WideFinish<C, NT>;
     const auto low = [&](int l) {  // xor 16 (four CTAs), then xor 8
         const float* const from = sums + l * F::kPart + o;
         constexpr int kNext = 8 * F::kPart;

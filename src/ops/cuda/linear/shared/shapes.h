@@ -13,11 +13,11 @@ namespace riptide::ops::cuda::decode {
 // ---- The most matrices of a launch.
 
 constexpr int kMaxMatrices = 8;        // any.cuh
-constexpr int kLeanMatrices = 4;       // kquant_i8.cu, kquant_i8_rows4.cu
-constexpr int kLineMatrices = 4;       // bf16_small_sm90.cu
+constexpr int kRow1Matrices = 4;       // kquant_i8.cu, kquant_i8_rows4.cu
+constexpr int kBf16SmallMatrices = 4;  // bf16_small_sm90.cu
 constexpr int kFloatMatrices = 4;      // float.cu
-constexpr int kMostDense = 8;          // kquant_i8_wide_sm90.cu
-constexpr size_t kEightMatrices = 16;  // q8_i8_sm80.cu
+constexpr int kMostWide = 8;           // kquant_i8_wide_sm90.cu
+constexpr size_t kQ8Matrices = 16;     // q8_i8_sm80.cu
 
 // ---- Drafts (draft_f16_sm90.cuh).
 
@@ -67,39 +67,39 @@ constexpr int kTileWarps = 16;  // kquant_i8_sm80.cu: that multiply
 
 // ---- Tiles of any width, by clusters (kquant_i8_wide_tile.cuh).
 
-constexpr int kDenseWarps = 16, kDenseRows = 32;  // of a tile
+constexpr int kWideWarps = 16, kWideRows = 32;  // of a tile
 
 /// Blocks of 256 columns of a row in a stage. Two chains: an even number, so that stages begin with the same one.
 constexpr int stage_blocks(int c) { return c == 4 ? 5 : 6; }
 
 /// Where everything lies in a stage: strides are odd multiples of 16, against bank conflicts.
 template <DType Type, int C>
-struct DenseStage {
+struct WideStage {
     static constexpr int kBlocks = stage_blocks(C);
     static constexpr bool kQ6 = Type == DType::planes_q6_k, kQ5 = Type == DType::planes_q5_k;
     static constexpr int kDataStride = 128 * kBlocks + 16, kHeadStride = 112;
     static constexpr int kHighEach = kQ6 ? 64 : kQ5 ? 32 : 0, kHighStride = kBlocks * kHighEach + 16;
-    static constexpr int kHeads = kDenseRows * kDataStride, kHigh = kHeads + kDenseRows * kHeadStride;
-    static constexpr int kD = kHigh + (kHighEach > 0 ? kDenseRows * kHighStride : 0);
-    static constexpr int kBytes = kD + (kQ6 ? kDenseRows * kBlocks * 2 : 0);
+    static constexpr int kHeads = kWideRows * kDataStride, kHigh = kHeads + kWideRows * kHeadStride;
+    static constexpr int kD = kHigh + (kHighEach > 0 ? kWideRows * kHighStride : 0);
+    static constexpr int kBytes = kD + (kQ6 ? kWideRows * kBlocks * 2 : 0);
     static_assert(kHeadStride >= 16 * kBlocks && kHeadStride % 32 == 16 && kDataStride % 32 == 16);
     static_assert(kBytes % 16 == 0 && (kHighEach == 0 || kHighStride % 32 == 16));
 };
 template <int C>
-constexpr int64_t dense_stage_bytes(DType t) {
-    return t == DType::planes_q4_k   ? DenseStage<DType::planes_q4_k, C>::kBytes
-           : t == DType::planes_q5_k ? DenseStage<DType::planes_q5_k, C>::kBytes
-                                     : DenseStage<DType::planes_q6_k, C>::kBytes;
+constexpr int64_t wide_stage_bytes(DType t) {
+    return t == DType::planes_q4_k   ? WideStage<DType::planes_q4_k, C>::kBytes
+           : t == DType::planes_q5_k ? WideStage<DType::planes_q5_k, C>::kBytes
+                                     : WideStage<DType::planes_q6_k, C>::kBytes;
 }
 
 /// A CTA's share of up to 8 NT rows of x in shared memory: int8 parts row by row, {d, A} and A0 (which only Q6_K needs)
 /// sub-block by sub-block, those of all rows one behind the other.
-struct DenseX {
+struct WideX {
     int groups, stride, pairs, halves, bytes;
 
     /// groups: sub-blocks of a row that a CTA has at most.
-    RT_HD static DenseX of(int groups, int rows, bool a0) {
-        DenseX x;
+    RT_HD static WideX of(int groups, int rows, bool a0) {
+        WideX x;
         x.groups = groups;
         x.stride = 32 * groups + 16;
         x.pairs = rows * x.stride;
@@ -111,31 +111,31 @@ struct DenseX {
 
 /// How a CTA adds up its 32 / C rows of a tile times 8 NT rows of x.
 template <int C, int NT>
-struct DenseFinish {
-    static constexpr int kRows = kDenseRows / C, kProducts = 8 * NT * kRows;
+struct WideFinish {
+    static constexpr int kRows = kWideRows / C, kProducts = 8 * NT * kRows;
     static constexpr int kShare = kProducts <= 128 ? 4 : kProducts <= 256 ? 2 : 1;  // threads for a product
     static constexpr int kPart = kProducts + 32 / kShare % 32;  // floats from one warp's sums to the next one's
     static constexpr int kBytes = 4 * 8 * C * kPart, kSent = 4 * 8 * C * kProducts;
 };
 
-constexpr int kMostDenseStages = 6;
+constexpr int kMostWideStages = 6;
 
 // ---- Many rows (kquant_i8_narrow_sm90.cuh).
 
-constexpr int kManyWarps = 8, kManyAskers = 4, kManyUsers = 32 * kManyWarps;
-constexpr int kManyThreads = 32 * (kManyWarps + kManyAskers);
-constexpr int kManyXStride = 2048 + 16;  // bytes from row to row of x: an odd number of 16
+constexpr int kNarrowWarps = 8, kNarrowProducers = 4, kNarrowConsumers = 32 * kNarrowWarps;
+constexpr int kNarrowThreads = 32 * (kNarrowWarps + kNarrowProducers);
+constexpr int kNarrowXStride = 2048 + 16;  // bytes from row to row of x: an odd number of 16
 
 /// A CTA's columns: those of the blocks of 256 with number rank, rank + C, ... of a row, `B` of them, at most eight.
 /// Two teams of warps (more than eight rows) have every second tile each.
 template <int NT, int C, int B>
-struct ManyShape {
+struct NarrowShape {
     static constexpr int kTeams = NT == 1 ? 1 : 2;
     static_assert((C == 1 && B == 8) || (C == 4 && B % 2 == 0 && B <= 8));
-    static constexpr int kRows = 8 * NT, kXBytes = kRows * (kManyXStride + 64 * 8);
-    static constexpr int kScaleBytes = kManyWarps * B / 2 * 32 * 8;
+    static constexpr int kRows = 8 * NT, kXBytes = kRows * (kNarrowXStride + 64 * 8);
+    static constexpr int kScaleBytes = kNarrowWarps * B / 2 * 32 * 8;
     /// Sums: C == 1 of eight warps; C == 4 those of 32 warps for a quarter of the products.
-    static constexpr int kSumBytes = kManyWarps * NT * 512;
+    static constexpr int kSumBytes = kNarrowWarps * NT * 512;
     /// Of one tile of one team.
     static constexpr int kTileSums = C == 1 ? kSumBytes / kTeams : kSumBytes;
     static constexpr int kFixed = kXBytes + kScaleBytes + 2 * kTeams * kTileSums;
@@ -146,7 +146,7 @@ struct ManyShape {
 
 constexpr int64_t kTileStageBarriers = 16;  // bytes of the barriers of a stage (weight_ring.cuh)
 
-constexpr int kMostManyStages = 6;
+constexpr int kMostNarrowStages = 6;
 
 // ---- Half precision (kquant_f16.cuh and what is made of it).
 
@@ -154,21 +154,22 @@ constexpr int kMostManyStages = 6;
 /// 1, hi and lo. One row: its blocks lie side by side if they have the same b mod 4, two chains by turns. More: the
 /// units of all rows of a block lie together, units 4 j + t of odd rows where even ones have 4 (j ^ 1) + t, so that
 /// eight lanes read other banks; so do the sums, elsewhere.
-constexpr int kHalfUnits = 512, kHalfSums = 32, kHalfBlock = kHalfUnits + kHalfSums;
+constexpr int kF16Units = 512, kF16Sums = 32, kF16Block = kF16Units + kF16Sums;
 
-constexpr int kMostHalf = 4;  // matrices of a group
-[[maybe_unused]] constexpr int kMostHalfStages = 6;
+constexpr int kMostF16 = 4;  // matrices of a group
+[[maybe_unused]] constexpr int kMostF16Stages = 6;
 constexpr int kStripRows = 16;
-[[maybe_unused]] constexpr int64_t kBesideHalf = 1280;  // of shared memory: half_prepare_kernel(), what a CTA takes
+[[maybe_unused]] constexpr int64_t kBesideF16 =
+    1280;  // of shared memory: kquant_f16_prepare_kernel(), what a CTA takes
 
-constexpr int kHalfWarps = 16, kHalfThreads = 32 * kHalfWarps;
+constexpr int kF16Warps = 16, kF16Threads = 32 * kF16Warps;
 
 /// How a kernel for 8 NT rows of x is made. C CTAs of a cluster share strips, each has T of the four chains, in teams
 /// of W of its warps, one for each chain; of four CTAs two, of which one has the even quads and the other the odd ones,
 /// with a ring each. A piece is eight columns of a strip's products: NT of them, dealt out to the warps of a team.
 template <int NT, int C>
-struct HalfShape {
-    static constexpr int T = 4 / C, By = C == 4 ? 2 : 1, W = T * By, kTeams = kHalfWarps / W, kRings = kHalfWarps / T;
+struct F16Shape {
+    static constexpr int T = 4 / C, By = C == 4 ? 2 : 1, W = T * By, kTeams = kF16Warps / W, kRings = kF16Warps / T;
     static constexpr int kChains = 2 / By;  // of the eight that a warp adds to
     static constexpr int kMeeting =
         C == 1 ? 2 * W * NT : NT;                  // pieces that a team's warps leave each other; two places
@@ -178,7 +179,7 @@ struct HalfShape {
 constexpr int kPieceBytes = 512;
 
 /// One row of x (kquant_f16_row1_sm90.cu): teams, slots of a team at most, bytes of one without the high bits of Q6_K.
-constexpr int kHalfRowTeams = 3, kHalfRowStages = 3, kHalfSlot = 9216;
+constexpr int kF16RowTeams = 3, kF16RowStages = 3, kF16Slot = 9216;
 /// Rows of up to 2,048 times that many columns can be normalised by stage_whole_row().
 constexpr int kWholeRow = 3;
 
@@ -199,14 +200,14 @@ constexpr int kChainParts = kChainCtas - 1;
 /// 8 NT rows of x: bytes of a block of 256 columns.
 template <int NT>
 struct ChainX {
-    static constexpr int kSumsAt = 8 * kHalfUnits * NT, kScalesAt = kSumsAt + 8 * kHalfSums * NT,
+    static constexpr int kSumsAt = 8 * kF16Units * NT, kScalesAt = kSumsAt + 8 * kF16Sums * NT,
                          kBlock = kScalesAt + 8 * 4 * NT;
 };
 
 // ---- Q8_0 (q8_i8_sm80.cu).
 
 /// A stage: rows of int8, then rows of f16 scales, padded so that ldmatrix and 2-byte reads have no bank conflicts.
-struct EightShape {
+struct Q8Shape {
     static constexpr int kUsers = 16, kCols = 2048, kGroups = kCols / 32, kTileRows = 16;
     static constexpr int kDataStride = kCols + 16, kScaleStride = 2 * kGroups + 16, kScales = kTileRows * kDataStride;
     static constexpr int kStageBytes = kScales + kTileRows * kScaleStride;
@@ -217,12 +218,12 @@ struct EightShape {
 
 // ---- One row.
 
-constexpr int kLeanWarps = 16, kLeanThreads = 32 * kLeanWarps;
+constexpr int kRow1Warps = 16, kRow1Threads = 32 * kRow1Warps;
 
 /// Dynamic shared memory that the kernels of a chain ask for, even if they need less: large and small ones alternate,
 /// so that one of each fits on an SM but no two of the same kernel. (Otherwise an SM that is free early gets two CTAs
 /// and others none.)
-constexpr int kLeanLarge = 116 << 10, kLeanSmall = 48 << 10;
+constexpr int kRow1Large = 116 << 10, kRow1Small = 48 << 10;
 
 constexpr int staged_bytes(int cols) { return 44 * (cols / 32); }
 
@@ -230,9 +231,9 @@ constexpr int kFloatWarps = 16, kFloatThreads = 32 * kFloatWarps;
 constexpr int kQuads = kFloatWarps / 4, kQuadRows = 4;
 constexpr int kMostFloatRounds = 64;                // batches of a quad, whose sums a CTA keeps in shared memory
 constexpr int64_t kDuoBytes = 16 + kQuadRows * 16;  // experts_float.cu: of a duo of gate and up, and of its sums
-constexpr int kLineBatches = 16;                    // bf16_small_sm90.cu: of a quad, in one window
+constexpr int kBf16SmallBatches = 16;               // bf16_small_sm90.cu: of a quad, in one window
 /// Rows of a batch there.
-constexpr int line_batch_rows(DType type) { return type == DType::f32 ? kQuadRows / 2 : kQuadRows; }
+constexpr int bf16_small_batch_rows(DType type) { return type == DType::f32 ? kQuadRows / 2 : kQuadRows; }
 constexpr int kWindowPieces = 4 * 32;  // of a row, that the warps of a quad have in one tile each
 
 constexpr int kRowWarps = 16;                    // kquant_i8_wide_row1_sm90.cuh

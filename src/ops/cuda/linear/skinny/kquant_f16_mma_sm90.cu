@@ -11,7 +11,7 @@
 // the time until x is rounded and there, sums at the end of strips, float rows (4 of the projections' 26 us), and
 // twelve SMs that clusters of four leave idle.
 //
-// Design: one CTA of sixteen warps an SM, in teams that share strips and have equally many quads (HalfShare). Where x
+// Design: one CTA of sixteen warps an SM, in teams that share strips and have equally many quads (F16Share). Where x
 // does not fit in shared memory beside the rings, the two or four CTAs of a cluster share strips, each with its share
 // of the chains and of x (kquant_f16_epilogue.cuh), as many clusters as fit at once; wider x is
 // kquant_f16_wgmma_sm90.cu's. x is rounded by a kernel before and lies there as it does in shared memory, so that a
@@ -44,18 +44,18 @@ namespace {
 /// Rows of x to shared memory, by one thread: the first `half` quads with sums and scales to barrier `there`, the rest
 /// to the one behind it.
 template <int NT, int T>
-__device__ __forceinline__ void ask_for_x(const HalfArgs& a, char* x, int rank, int half, uint32_t there) {
+__device__ __forceinline__ void ask_for_x(const F16Args& a, char* x, int rank, int half, uint32_t there) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
     const int blocks = a.quads * T, before = rank * blocks;
-    const int unit_bytes = kHalfUnits * a.n * blocks, first_bytes = kHalfUnits * a.n * T * half,
-              sum_bytes = kHalfSums * a.n * blocks, scale_bytes = 4 * 8 * NT * blocks;
+    const int unit_bytes = kF16Units * a.n * blocks, first_bytes = kF16Units * a.n * T * half,
+              sum_bytes = kF16Sums * a.n * blocks, scale_bytes = 4 * 8 * NT * blocks;
     const auto copy = [](const void* to, const void* from, int bytes, uint32_t barrier) {
         prefill::bulk_copy(shared_address(to), from, static_cast<uint32_t>(bytes), barrier);
     };
-    const char* const units = a.units + before * a.n * kHalfUnits;
+    const char* const units = a.units + before * a.n * kF16Units;
     expect_bytes(there, first_bytes + sum_bytes + scale_bytes);
     copy(x, units, first_bytes, there);
-    copy(x + a.sums_at, a.sums + before * a.n * kHalfSums, sum_bytes, there);
+    copy(x + a.sums_at, a.sums + before * a.n * kF16Sums, sum_bytes, there);
     copy(x + a.scales_at, a.scales + before * 8 * NT, scale_bytes, there);
     expect_bytes(there + 8, unit_bytes - first_bytes);
     copy(x + first_bytes, units + first_bytes, unit_bytes - first_bytes, there + 8);
@@ -64,17 +64,17 @@ __device__ __forceinline__ void ask_for_x(const HalfArgs& a, char* x, int rank, 
 #endif
 
 template <int NT, int C>
-__global__ void __launch_bounds__(kHalfThreads, 1)
-    half_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ HalfMaps maps) {
+__global__ void __launch_bounds__(kF16Threads, 1)
+    kquant_f16_mma_kernel(const __grid_constant__ F16Args a, const __grid_constant__ F16Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using S = HalfShape<NT, C>;
+    using S = F16Shape<NT, C>;
     constexpr int T = S::T, W = S::W, By = S::By, kChains = S::kChains;
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t
-        barriers[2 * kMostHalfStages * S::kRings + 2];  // of slots; the first quads of x are there, the rest
-    __shared__ uint64_t finish_barriers[2 * kHalfWarps];
-    __shared__ uint64_t left[kHalfWarps];  // what a warp leaves to the next team's is there
-    __shared__ alignas(16) float results[kHalfWarps / 4][64];
+        barriers[2 * kMostF16Stages * S::kRings + 2];  // of slots; the first quads of x are there, the rest
+    __shared__ uint64_t finish_barriers[2 * kF16Warps];
+    __shared__ uint64_t left[kF16Warps];  // what a warp leaves to the next team's is there
+    __shared__ alignas(16) float results[kF16Warps / 4][64];
     char* const x = reinterpret_cast<char*>(dynamic) + (1024 - shared_address(dynamic) % 1024) % 1024;
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x % 32;
@@ -82,24 +82,24 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     const int team = warp / W, of_team = warp % W, of_ring = warp % T;
     const int first_slot = warp / T * a.stages;
     const int half = (a.quads + 3) / 4;  // quads of x that come first
-    HalfRing<T> ring;
+    F16Ring<T> ring;
     ring.data = shared_address(x) + a.data_at + first_slot * ring.kData;
     ring.high = shared_address(x) + a.high_at + first_slot * ring.kHigh;
     ring.heads = shared_address(x) + a.heads_at + first_slot * ring.kHeads;
     ring.barriers = shared_address(barriers) + 16 * first_slot;
-    const uint32_t x_there = shared_address(barriers + 2 * kMostHalfStages * S::kRings);
+    const uint32_t x_there = shared_address(barriers + 2 * kMostF16Stages * S::kRings);
     // Of strips cta, cta + ctas, ...
     const auto begin = [&a, cta](int of) {  // shuffled, so that uniform registers have what is alike in a warp
-        const HalfBegin b = a.plan.begin[cta < a.plan.many][of];
-        return HalfBegin{static_cast<int16_t>(__shfl_sync(~0u, int{b.strip}, 0)),
-                         static_cast<int16_t>(__shfl_sync(~0u, int{b.quad}, 0))};
+        const F16Begin b = a.plan.begin[cta < a.plan.many][of];
+        return F16Begin{static_cast<int16_t>(__shfl_sync(~0u, int{b.strip}, 0)),
+                        static_cast<int16_t>(__shfl_sync(~0u, int{b.quad}, 0))};
     };
-    const HalfShare share(a.quads, begin(team), begin(team + 1));
+    const F16Share share(a.quads, begin(team), begin(team + 1));
     // What is asked for next; the warps of a ring take turns, so that none is slower than the others.
     const int first_quad = By == 1 ? 0 : of_team;
     int asked = 0, end = 0;
     const auto enter = [&] {
-        const HalfPart part = share.part(asked);
+        const F16Part part = share.part(asked);
         ring.enter(a, part.strip * ctas + cta, part.from + first_quad), end = part.to;
     };
     const auto go_on = [&] {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(x_there + 8) : "memory");
         publish_barriers();
     }
-    HalfFinish<NT, C> finish(a, x, finish_barriers, warp, rank);
+    F16Finish<NT, C> finish(a, x, finish_barriers, warp, rank);
     pdl_trigger();
     __syncthreads();
     if constexpr (C > 1) cluster_start();
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     pdl_wait();
     if (threadIdx.x == 0) ask_for_x<NT, T>(a, x, rank, half, x_there);
     if (a.floats.pairs > 0)
-        multiply_float_units<2, 4, 3>(a.floats, a.x, warp / 4 * gridDim.x + turned, kHalfWarps / 4 * gridDim.x, 0, a.n,
+        multiply_float_units<2, 4, 3>(a.floats, a.x, warp / 4 * gridDim.x + turned, kF16Warps / 4 * gridDim.x, 0, a.n,
                                       results[threadIdx.x / 128],
                                       2 + static_cast<int>(threadIdx.x) / 128);  // while x comes
     if constexpr (C > 1) cluster_wait();                                         // all CTAs' barriers are ready
@@ -146,27 +146,27 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
     if (whole) wait_parity(x_there + 8, 0);
     finish.enter(a);
     const int first_block = first_quad * T + of_ring;
-    const HalfRowsX rows_of_x(x + kHalfUnits * a.n * first_block, x + a.sums_at + kHalfSums * a.n * first_block);
+    const F16RowsX rows_of_x(x + kF16Units * a.n * first_block, x + a.sums_at + kF16Sums * a.n * first_block);
     const float* const scales_of_x =
         reinterpret_cast<const float*>(x + a.scales_at) + 8 * NT * first_block + 2 * (lane % 4);
-    const HalfLane<T> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
-                           x + a.heads_at + first_slot * ring.kHeads, of_ring);
+    const F16Lane<T> mine(a, x + a.data_at + first_slot * ring.kData, x + a.high_at + first_slot * ring.kHigh,
+                          x + a.heads_at + first_slot * ring.kHeads, of_ring);
     int slot = 0, before = a.stages - 1, turn = 0;
     uint32_t parity = 0, before_parity = 1;  // nobody has used it yet
     bool first = early == a.stages;
 #pragma unroll 1
     for (int i = 0; i < share.parts; ++i) {
-        const HalfPart part = share.part(i);
+        const F16Part part = share.part(i);
         const int strip = part.strip * ctas + cta;
         const StripRows rows(a, strip);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
-        HalfD d;
+        F16BlockScale d;
         if (q6) d.enter(a, rows, rank * T + of_ring, part.from + first_quad);
         float c[kChains][NT][4] = {};  // By == 1: of even quads, of odd ones
         const auto sums = [&](int of_warp) {
             return a.left + static_cast<int64_t>(of_warp) * (kChains * NT * 32) + lane;
         };
-        const int left_at = static_cast<int>(blockIdx.x) * kHalfWarps + warp;
+        const int left_at = static_cast<int>(blockIdx.x) * kF16Warps + warp;
         if (part.from > 0) {  // begun by the team before
             wait_parity(shared_address(left + warp - W), 0);
             const float4* const from = sums(left_at - W);
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
         }
         const auto multiply = [&](auto six) {
             constexpr bool kSix = decltype(six)::value;
-            HalfRowsX block = rows_of_x;
+            F16RowsX block = rows_of_x;
             block.go(part.from * T * a.n);
             const float* scale = scales_of_x + part.from * T * 8 * NT;
 #pragma unroll 1
@@ -241,48 +241,48 @@ __global__ void __launch_bounds__(kHalfThreads, 1)
 
 /// Strips, dealt out to `clusters`.
 template <int NT, int C>
-HalfPlan plan_half(const HalfArgs& a, int clusters) {
-    using S = HalfShape<NT, C>;
-    static_assert(S::kTeams <= HalfPlan::kTeams);
-    HalfPlan plan;
+F16Plan plan_kquant_f16(const F16Args& a, int clusters) {
+    using S = F16Shape<NT, C>;
+    static_assert(S::kTeams <= F16Plan::kTeams);
+    F16Plan plan;
     plan.many = a.strips % clusters;
     for (int more = 0; more < 2; ++more)
         for (int team = 0; team <= S::kTeams; ++team)
-            plan.begin[more][team] = half_begin(a.strips / clusters + more, a.quads, a.teams, team, S::By);
+            plan.begin[more][team] = f16_begin(a.strips / clusters + more, a.quads, a.teams, team, S::By);
     return plan;
 }
 
 template <int NT, int C>
-void launch_half(Context& ctx, HalfGroup& group, const ActSource& x, const HalfFit& fit) {
-    using S = HalfShape<NT, C>;
-    HalfArgs& a = group.a;
+void launch_f16(Context& ctx, F16Group& group, const ActSource& x, const F16Fit& fit) {
+    using S = F16Shape<NT, C>;
+    F16Args& a = group.a;
     a.teams = fit.teams, a.stages = fit.stages;
     a.sums_at = fit.sums_at, a.scales_at = fit.scales_at, a.meeting_at = fit.meeting_at, a.inbox_at = fit.inbox_at;
     a.data_at = fit.data_at, a.high_at = fit.high_at, a.heads_at = fit.heads_at;
-    prepare_half(ctx, a, x, {.columns = 8 * NT, .chains = S::T});
-    const auto kernel = half_kernel<NT, C>;
+    kquant_f16_prepare(ctx, a, x, {.columns = 8 * NT, .chains = S::T});
+    const auto kernel = kquant_f16_mma_kernel<NT, C>;
     allow_shared(reinterpret_cast<const void*>(kernel), fit.shared);
     // A cluster that finds no room beside the others would run after them.
     const int64_t most = C == 1 ? std::max(1, ctx.gpu->info().sm_count)
-                                : most_clusters(reinterpret_cast<const void*>(kernel), C, kHalfThreads, fit.shared);
+                                : most_clusters(reinterpret_cast<const void*>(kernel), C, kF16Threads, fit.shared);
     const int64_t groups = std::min<int64_t>(a.strips, most);
     constexpr int64_t kSums = S::kChains * NT * kPieceBytes;  // of a warp
-    a.left = static_cast<float4*>(ctx.arena->allocate(C * groups * kHalfWarps * kSums));
-    a.plan = plan_half<NT, C>(a, static_cast<int>(groups));
-    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kHalfThreads,
+    a.left = static_cast<float4*>(ctx.arena->allocate(C * groups * kF16Warps * kSums));
+    a.plan = plan_kquant_f16<NT, C>(a, static_cast<int>(groups));
+    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * groups)), kF16Threads,
                     static_cast<size_t>(fit.shared), C, a, group.maps(S::T));
 }
 
 }  // namespace
 
-void launch_half_rows(Context& ctx, HalfGroup& group, const ActSource& x) {
-    const auto fit = fit_half_rows(chip_of(*ctx.gpu), group.a.cols, group.a.n, group.q6);
+void launch_f16_rows(Context& ctx, F16Group& group, const ActSource& x) {
+    const auto fit = fit_f16_rows(chip_of(*ctx.gpu), group.a.cols, group.a.n, group.q6);
     RT_ASSERT(fit);
-    if (fit->tiles == 1 && fit->cluster == 1) launch_half<1, 1>(ctx, group, x, *fit);
-    else if (fit->tiles == 1) launch_half<1, 4>(ctx, group, x, *fit);
-    else if (fit->tiles == 2 && fit->cluster == 2) launch_half<2, 2>(ctx, group, x, *fit);
-    else if (fit->tiles == 2) launch_half<2, 4>(ctx, group, x, *fit);
-    else launch_half<3, 2>(ctx, group, x, *fit);
+    if (fit->tiles == 1 && fit->cluster == 1) launch_f16<1, 1>(ctx, group, x, *fit);
+    else if (fit->tiles == 1) launch_f16<1, 4>(ctx, group, x, *fit);
+    else if (fit->tiles == 2 && fit->cluster == 2) launch_f16<2, 2>(ctx, group, x, *fit);
+    else if (fit->tiles == 2) launch_f16<2, 4>(ctx, group, x, *fit);
+    else launch_f16<3, 2>(ctx, group, x, *fit);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -36,7 +36,7 @@ namespace {
 /// The CTA's blocks of x to shared memory, by one thread: the first `first` to barrier `there`, the rest to the one
 /// behind it.
 template <int NT>
-__device__ __forceinline__ void ask_for_x(const HalfArgs& a, const char* x, int rank, int steps, int first,
+__device__ __forceinline__ void ask_for_x(const F16Args& a, const char* x, int rank, int steps, int first,
                                           uint32_t there) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
     const char* const from = a.units + static_cast<int64_t>(rank) * steps * ChainX<NT>::kBlock;
@@ -49,8 +49,8 @@ __device__ __forceinline__ void ask_for_x(const HalfArgs& a, const char* x, int 
 
 /// What a warp of the group that asks does: for one of those that multiply, block after block. It is through the
 /// cluster's first barrier before it waits for an empty slot: the chip does not need it, racecheck does (PITFALLS.md).
-__device__ __forceinline__ void ask_for_weights(const HalfArgs& a, const HalfMaps& maps, const ChainRing& ring,
-                                                const HalfShare& share, int rank) {
+__device__ __forceinline__ void ask_for_weights(const F16Args& a, const F16Maps& maps, const ChainRing& ring,
+                                                const F16Share& share, int rank) {
     const int early = a.stages > 2 ? a.stages - 1 : a.stages;  // x has to wait for what was asked for before it
     const bool does = threadIdx.x % 32 == 0;
     const auto wait = [] { pdl_wait(), cluster_wait(); };
@@ -58,7 +58,7 @@ __device__ __forceinline__ void ask_for_weights(const HalfArgs& a, const HalfMap
     uint32_t parity = 1;
 #pragma unroll 1
     for (int i = 0; i < share.parts; ++i) {
-        const HalfPart part = share.part(i);
+        const F16Part part = share.part(i);
         const ChainRows rows(a, part.strip, 0);
 #pragma unroll 1
         for (int quad = 2 * part.from + rank / 4; quad < min(2 * part.to, a.quads); quad += 2) {
@@ -73,21 +73,21 @@ __device__ __forceinline__ void ask_for_weights(const HalfArgs& a, const HalfMap
 
 /// What a group that multiplies does.
 template <int NT>
-__device__ __forceinline__ void multiply_share(const HalfArgs& a, const char* x, const ChainRing& ring,
-                                               const HalfShare& share, ChainFinish<NT>& finish, uint64_t* left,
+__device__ __forceinline__ void multiply_share(const F16Args& a, const char* x, const ChainRing& ring,
+                                               const F16Share& share, ChainFinish<NT>& finish, uint64_t* left,
                                                uint32_t x_there, int first, int rank, int slab) {
     using X = ChainX<NT>;
     const int lane = threadIdx.x % 32;
     bool whole = false;  // all of x is there
     const ChainLane mine(a, x, ring.first_slot, slab);
     const uint32_t units = units_descriptor<NT>(shared_address(x));
-    const char* const sums_of_x = x + X::kSumsAt + kHalfSums * (lane / 4) + 8 * (lane % 4);
+    const char* const sums_of_x = x + X::kSumsAt + kF16Sums * (lane / 4) + 8 * (lane % 4);
     const char* const scales_of_x = x + X::kScalesAt + 8 * (lane % 4);
     int slot = 0;
     uint32_t parity = 0;
 #pragma unroll 1
     for (int i = 0; i < share.parts; ++i) {
-        const HalfPart part = share.part(i);
+        const F16Part part = share.part(i);
         const ChainRows rows(a, part.strip, slab);
         const bool q6 = a.m[rows.matrix[0]].q6 != 0;
         const int end = min(part.to, (a.quads + 1 - rank / 4) / 2);  // the last step may lack its second quad
@@ -136,8 +136,8 @@ __device__ __forceinline__ void multiply_share(const HalfArgs& a, const char* x,
 
 template <int NT>
 __global__ void __launch_bounds__(kChainThreads, 1)
-    half_chain_kernel(const __grid_constant__ HalfArgs a, const __grid_constant__ ChainPlan plan,
-                      const __grid_constant__ HalfMaps maps) {
+    kquant_f16_wgmma_kernel(const __grid_constant__ F16Args a, const __grid_constant__ ChainPlan plan,
+                            const __grid_constant__ F16Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     constexpr int G = kChainGroups;
     extern __shared__ uint4 dynamic[];
@@ -155,11 +155,11 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     const int of = asks ? min(slab, G - 1) : group;
     const ChainRing ring(a, x, barriers, of);
     const auto begin = [&plan, cluster](int team) {  // shuffled: the compiler then knows what is alike in a warp
-        const HalfBegin b = plan.begin[cluster * G + team];
-        return HalfBegin{static_cast<int16_t>(__shfl_sync(~0u, int{b.strip}, 0)),
-                         static_cast<int16_t>(__shfl_sync(~0u, int{b.quad}, 0))};
+        const F16Begin b = plan.begin[cluster * G + team];
+        return F16Begin{static_cast<int16_t>(__shfl_sync(~0u, int{b.strip}, 0)),
+                        static_cast<int16_t>(__shfl_sync(~0u, int{b.quad}, 0))};
     };
-    const HalfShare share(steps, begin(of), begin(of + 1));
+    const F16Share share(steps, begin(of), begin(of + 1));
     ChainFinish<NT> finish(a, x, finish_barriers, warp, rank);
     if (lane == 0) {
         if (!asks) {
@@ -200,13 +200,13 @@ __global__ void __launch_bounds__(kChainThreads, 1)
 // ---- The host's side.
 
 template <int NT>
-void launch_chain(Context& ctx, HalfGroup& group, const ActSource& x, const HalfFit& fit) {
-    HalfArgs& a = group.a;
+void launch_chain(Context& ctx, F16Group& group, const ActSource& x, const F16Fit& fit) {
+    F16Args& a = group.a;
     const int64_t steps = (a.quads + 1) / 2, shared = fit.shared;
     a.stages = fit.stages, a.inbox_at = fit.inbox_at;
     a.data_at = fit.data_at, a.high_at = fit.high_at, a.heads_at = fit.heads_at;
     group.cut(kChainRows);
-    const auto kernel = half_chain_kernel<NT>;
+    const auto kernel = kquant_f16_wgmma_kernel<NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), shared);
     // A cluster that finds no room beside the others would run after them.
     const int64_t most =
@@ -216,22 +216,22 @@ void launch_chain(Context& ctx, HalfGroup& group, const ActSource& x, const Half
              ctx.gpu->info().name, kChainCtas, a.cols);
     const int64_t clusters = std::min<int64_t>((a.strips + kChainGroups - 1) / kChainGroups, most);
     const int64_t ctas = kChainCtas * clusters, teams = kChainGroups * clusters;
-    prepare_half(
+    kquant_f16_prepare(
         ctx, a, x,
         {.columns = 8 * NT, .steps = static_cast<int32_t>(steps), .flag_count = static_cast<int32_t>(4 * ctas)});
     a.left = static_cast<float4*>(ctx.arena->allocate(ctas * 4 * kChainGroups * NT * kPieceBytes));
     ChainPlan plan;
     for (int64_t team = 0; team <= teams; ++team)
         plan.begin[team] =
-            half_begin(a.strips, static_cast<int>(steps), static_cast<int>(teams), static_cast<int>(team), 1);
+            f16_begin(a.strips, static_cast<int>(steps), static_cast<int>(teams), static_cast<int>(team), 1);
     launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kChainThreads, static_cast<size_t>(shared),
                     kChainCtas, a, plan, group.maps(1, kChainRows));
 }
 
 }  // namespace
 
-void launch_half_chain(Context& ctx, HalfGroup& group, const ActSource& x) {
-    const auto fit = fit_half_chain(chip_of(*ctx.gpu), group.a.cols, group.a.n, group.q6);
+void launch_f16_chain(Context& ctx, F16Group& group, const ActSource& x) {
+    const auto fit = fit_f16_chain(chip_of(*ctx.gpu), group.a.cols, group.a.n, group.q6);
     RT_ASSERT(fit);
     if (fit->tiles == 2) launch_chain<2>(ctx, group, x, *fit);
     else launch_chain<3>(ctx, group, x, *fit);

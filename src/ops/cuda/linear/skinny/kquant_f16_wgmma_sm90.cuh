@@ -1,7 +1,7 @@
 // What kquant_f16_wgmma_sm90.cu is made of: weights by boxes of 64 rows, tiles by wgmma, sums that cross CTAs.
 //
 // wgmma has the bits of mma.sync, sum for sum (the tests hold both to one definition). Its fragment of A is that of
-// four mma.sync of sixteen rows each, so a warp of a group decodes its weights as HalfTile says; x lies in shared
+// four mma.sync of sixteen rows each, so a warp of a group decodes its weights as F16Tile says; x lies in shared
 // memory once for all four.
 #pragma once
 
@@ -11,14 +11,14 @@ namespace riptide::ops::cuda::decode {
 
 /// Where the teams of all clusters begin in the strips; a step of a strip is two quads. [teams]: the end.
 struct ChainPlan {
-    HalfBegin begin[kMostChainTeams + 1];
+    F16Begin begin[kMostChainTeams + 1];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /// Where rows g (h = 0) and g + 8 (h = 1) of a warp's sixteen are; slab: of the four of a strip.
 struct ChainRows : StripRows {
-    __device__ __forceinline__ ChainRows(const HalfArgs& a, int strip, int slab) : StripRows(a, strip, kChainRows) {
+    __device__ __forceinline__ ChainRows(const F16Args& a, int strip, int slab) : StripRows(a, strip, kChainRows) {
         const int by = a.gate_up != 0 ? 8 : 16;
         row[0] += by * slab, row[1] += by * slab;
     }
@@ -30,7 +30,7 @@ struct ChainRing {
     uint32_t base, barriers;
     int first_slot;
 
-    __device__ __forceinline__ ChainRing(const HalfArgs& a, const char* x, const uint64_t* bars, int group)
+    __device__ __forceinline__ ChainRing(const F16Args& a, const char* x, const uint64_t* bars, int group)
         : base(shared_address(x)),
           barriers(shared_address(bars) + 16 * group * a.stages),
           first_slot(group * a.stages) {}
@@ -45,15 +45,15 @@ struct ChainRing {
         }
     }
     /// By a whole warp.
-    __device__ __forceinline__ void ask(const HalfArgs& a, const HalfMaps& maps, int slot, const ChainRows& rows,
+    __device__ __forceinline__ void ask(const F16Args& a, const F16Maps& maps, int slot, const ChainRows& rows,
                                         int block, int quad, bool does) const {
         const int at = first_slot + slot, matrix = rows.matrix[0], row = rows.row[0];
         const bool q6 = a.m[matrix].q6 != 0;
         expect_if(full(slot), kChainData + kChainHeads + (q6 ? kChainHigh : 0), does);
-        half_box(base + a.data_at + at * kChainData, &maps.data[matrix], full(slot), row, block, quad, does);
+        f16_box(base + a.data_at + at * kChainData, &maps.data[matrix], full(slot), row, block, quad, does);
         head_box(base + a.heads_at + at * kChainHeads, &maps.heads[matrix], full(slot), 64 * quad + 16 * block, row,
                  does);
-        if (q6) half_box(base + a.high_at + at * kChainHigh, &maps.high[matrix], full(slot), row, block, quad, does);
+        if (q6) f16_box(base + a.high_at + at * kChainHigh, &maps.high[matrix], full(slot), row, block, quad, does);
     }
 };
 
@@ -63,7 +63,7 @@ struct ChainLane {
     const char *high, *heads;
     int second;  // from rows g to rows g + 8, in units of a row's eight
 
-    __device__ __forceinline__ ChainLane(const HalfArgs& a, const char* x, int first_slot, int slab)
+    __device__ __forceinline__ ChainLane(const F16Args& a, const char* x, int first_slot, int slab)
         : second(a.gate_up != 0 ? kChainRows / 16 : 1) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, eights = a.gate_up != 0 ? slab : 2 * slab;
 #pragma unroll
@@ -72,8 +72,8 @@ struct ChainLane {
         high = x + a.high_at + first_slot * kChainHigh + 512 * eights + 64 * g + ((t ^ (g / 2)) << 4);
         heads = x + a.heads_at + first_slot * kChainHeads + 128 * eights + 16 * g;
     }
-    __device__ __forceinline__ HalfTile tile(int slot, const uint32_t (&d)[2]) const {
-        HalfTile tile;
+    __device__ __forceinline__ F16Tile tile(int slot, const uint32_t (&d)[2]) const {
+        F16Tile tile;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -91,10 +91,10 @@ struct ChainD {
     const char* at[2] = {};
     uint32_t d[2] = {}, later[2] = {};
 
-    __device__ __forceinline__ void enter(const HalfArgs& a, const StripRows& rows) {
+    __device__ __forceinline__ void enter(const F16Args& a, const StripRows& rows) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const HalfMatrix& m = a.m[rows.matrix[h]];
+            const F16Matrix& m = a.m[rows.matrix[h]];
             const int row = min(rows.row[h] + static_cast<int>(threadIdx.x) % 32 / 4, m.rows - 1);
             at[h] = m.d + static_cast<int64_t>(row) * (8 * a.quads);
         }
@@ -114,9 +114,9 @@ __device__ __forceinline__ uint32_t units_descriptor(uint32_t address) {
 }
 constexpr uint32_t kUnitsHigh = 128 >> 4;  // the high word
 
-// half_wgmma: d += A (64 x 16) B (16 x 8 NT), f16. b: the low word of its descriptor.
+// f16_wgmma: d += A (64 x 16) B (16 x 8 NT), f16. b: the low word of its descriptor.
 
-__device__ __forceinline__ void half_wgmma(float (&d)[8], const uint32_t* a, uint32_t b) {
+__device__ __forceinline__ void f16_wgmma(float (&d)[8], const uint32_t* a, uint32_t b) {
     asm volatile(
         "{\n.reg .b64 b;\nmov.b64 b, {%12, %13};\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
@@ -124,7 +124,7 @@ __device__ __forceinline__ void half_wgmma(float (&d)[8], const uint32_t* a, uin
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kUnitsHigh));
 }
-__device__ __forceinline__ void half_wgmma(float (&d)[12], const uint32_t* a, uint32_t b) {
+__device__ __forceinline__ void f16_wgmma(float (&d)[12], const uint32_t* a, uint32_t b) {
     asm volatile(
         "{\n.reg .b64 b;\nmov.b64 b, {%16, %17};\n"
         "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 "
@@ -139,10 +139,10 @@ __device__ __forceinline__ void half_wgmma(float (&d)[12], const uint32_t* a, ui
 /// registers, with bits of all that was loaded. The compiler keeps wgmma asynchronous only if nothing branches from the
 /// first one to the last wait, and writes to their registers stay before the fence: hence the pins.
 template <bool Q6, int NT, class Loaded>
-__device__ __forceinline__ void multiply_chain_tile(const HalfTile& w, uint32_t x, const char* sums,
+__device__ __forceinline__ void multiply_chain_tile(const F16Tile& w, uint32_t x, const char* sums,
                                                     const Loaded& loaded, float (&v)[NT][4]) {
     const int t = threadIdx.x % 4;
-    HalfWords<Q6> words;
+    F16Words<Q6> words;
     words.load(w, 0), words.load(w, 1);
     const TileScales<Q6> scales(w, t);
     float first[4 * NT] = {}, second[4 * NT] = {};
@@ -173,15 +173,15 @@ __device__ __forceinline__ void multiply_chain_tile(const HalfTile& w, uint32_t 
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
             const uint32_t b = x + 32 * NT * (2 * pair + s);
-            half_wgmma(first, to + 8 * s, b);
-            half_wgmma(second, to + 8 * s + 4, b + 16 * NT);
+            f16_wgmma(first, to + 8 * s, b);
+            f16_wgmma(second, to + 8 * s + 4, b + 16 * NT);
         }
         prefill::wgmma_commit();
     }
     const TileEnd<Q6> end(w, t);
     float minimums[NT][4];
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt) end.minimums(minimums[nt], sums + 8 * kHalfSums * nt);
+    for (int nt = 0; nt < NT; ++nt) end.minimums(minimums[nt], sums + 8 * kF16Sums * nt);
     prefill::wgmma_wait<0>();
     prefill::pin(fragment[0]), prefill::pin(fragment[1]), prefill::pin(first), prefill::pin(second);
 #pragma unroll
@@ -197,7 +197,7 @@ struct ChainSums {
     static constexpr int kWarps = 4 * kChainGroups;
     float c[NT][4];
 
-    __device__ __forceinline__ void begin(const HalfArgs& a, const HalfPart& part, const uint64_t* left) {
+    __device__ __forceinline__ void begin(const F16Args& a, const F16Part& part, const uint64_t* left) {
         const int warp = threadIdx.x / 32, cta = static_cast<int>(blockIdx.x);
 #pragma unroll
         for (int j = 0; j < 4 * NT; ++j) c[j / 4][j % 4] = 0.0f;
@@ -215,7 +215,7 @@ struct ChainSums {
         for (int j = 0; j < NT; ++j) set_piece(c[j], __ldcg(from + 32 * j));
     }
     /// For the next team.
-    __device__ __forceinline__ void leave(const HalfArgs& a, uint64_t* left) const {
+    __device__ __forceinline__ void leave(const F16Args& a, uint64_t* left) const {
         const int warp = threadIdx.x / 32, cta = static_cast<int>(blockIdx.x);
         float4* const to = place(a, cta, warp);
 #pragma unroll
@@ -230,7 +230,7 @@ struct ChainSums {
     }
 
   private:
-    static __device__ __forceinline__ float4* place(const HalfArgs& a, int cta, int warp) {
+    static __device__ __forceinline__ float4* place(const F16Args& a, int cta, int warp) {
         return a.left + (static_cast<int64_t>(cta) * kWarps + warp) * (NT * 32) + threadIdx.x % 32;
     }
 };
@@ -246,7 +246,7 @@ struct ChainFinish {
     uint32_t there_parity = 0, read_parity = 1;
 
     /// barriers: two for each warp.
-    __device__ __forceinline__ ChainFinish(const HalfArgs& a, char* shared, uint64_t* barriers, int warp, int rank_)
+    __device__ __forceinline__ ChainFinish(const F16Args& a, char* shared, uint64_t* barriers, int warp, int rank_)
         : inbox(
               reinterpret_cast<float4*>(shared + a.inbox_at + warp / 4 * kChainPieces<NT> * kChainParts * kPieceBytes) +
               threadIdx.x % 32),
@@ -262,7 +262,7 @@ struct ChainFinish {
     }
 
     /// c: of this CTA's chain. last: of the kernel, for this group in all CTAs of the cluster.
-    __device__ __forceinline__ void run(const HalfArgs& a, const StripRows& rows, const float (&c)[NT][4], bool last) {
+    __device__ __forceinline__ void run(const F16Args& a, const StripRows& rows, const float (&c)[NT][4], bool last) {
         wait_parity(there + 8, read_parity);  // what was sent before was read
         read_parity ^= 1;
 #pragma unroll
@@ -284,7 +284,7 @@ struct ChainFinish {
         return inbox + 32 * ((NT * slab + j) / kChainCtas * kChainParts + sender);
     }
 
-    __device__ __forceinline__ void end(const HalfArgs& a, const StripRows& rows, int j, const float (&c)[4],
+    __device__ __forceinline__ void end(const F16Args& a, const StripRows& rows, int j, const float (&c)[4],
                                         bool last) {
         const PiecePlace place(a, rows, j);
         float old[4], rms[2], sum[4][4];

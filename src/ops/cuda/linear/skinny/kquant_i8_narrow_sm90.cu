@@ -27,7 +27,7 @@ namespace {
 
 constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
 
-struct ManyArgs {
+struct NarrowArgs {
     TileMatrix m[kMaxMatrices];
     int32_t matrices, tiles, cols;
     int32_t n, row_blocks, stages, stage_bytes;
@@ -37,11 +37,12 @@ struct ManyArgs {
 
 #if __CUDA_ARCH__ >= 900
 
-constexpr int kAskerRows = 16 / kManyAskers;
+constexpr int kAskerRows = 16 / kNarrowProducers;
 
 /// Rows `first` .. + 3 (or the last) of a matrix to rows 4 asker .. + 3 of a stage.
 template <bool Q6, int C, int B>
-__device__ __forceinline__ void fetch_many(const TileMatrix& m, int cols, int rank, int first, int asker, char* stage) {
+__device__ __forceinline__ void fetch_narrow(const TileMatrix& m, int cols, int rank, int first, int asker,
+                                             char* stage) {
     using T = Tile<Q6 ? kQ6 : kQ4, 2048>;
     const int lane = threadIdx.x % 32, last = m.rows - 1, at = kAskerRows * asker;
     const int64_t row_bytes = C == 1 ? 1024 : cols / 2;
@@ -73,23 +74,23 @@ __device__ __forceinline__ void fetch_many(const TileMatrix& m, int cols, int ra
 /// This CTA's columns of rows row0 .. row0 + count - 1 of x to shared memory, by the warps that multiply: int8 row by
 /// row, {d, A} sub-block by sub-block.
 template <int NT, int C, int B>
-__device__ __forceinline__ void stage_many(const ManyArgs& a, int rank, int row0, int count, char* x) {
+__device__ __forceinline__ void stage_narrow(const NarrowArgs& a, int rank, int row0, int count, char* x) {
     const int all = (C == 1 ? 2048 : a.cols) / 32, thread = threadIdx.x;
     const char* const rows = a.x.rows + row0 * a.x.stride;
     const auto group = [&](int j) { return C == 1 ? j : 8 * (rank + j / 8 * C) + j % 8; };
 #pragma unroll 4
-    for (int i = thread; i < 128 * count; i += kManyUsers) {
+    for (int i = thread; i < 128 * count; i += kNarrowConsumers) {
         const int p = i / 128, c = i % 128, j = c % 64;
         if (B == 8 || j < 8 * B)
-            copy_async16(x + p * kManyXStride + 16 * c, rows + p * a.x.stride + 16 * (c / 64 * all + group(j)));
+            copy_async16(x + p * kNarrowXStride + 16 * c, rows + p * a.x.stride + 16 * (c / 64 * all + group(j)));
     }
     // Lanes have four sub-blocks of eight rows: 32 bytes of each row, 64 together where they go.
     const int blocks = (count + 7) / 8;
 #pragma unroll 4
-    for (int i = thread; i < 512 * blocks; i += kManyUsers) {
+    for (int i = thread; i < 512 * blocks; i += kNarrowConsumers) {
         const int lane = i % 32, j = i / 32 % 16 * 4 + lane / 8, p = i / 512 * 8 + lane % 8;
         if (p < count && (B == 8 || j < 8 * B))
-            copy_async8(x + 8 * NT * kManyXStride + 8 * (8 * NT * j + p),
+            copy_async8(x + 8 * NT * kNarrowXStride + 8 * (8 * NT * j + p),
                         rows + p * a.x.stride + 32 * all + 8 * group(j));
     }
     copy_async_wait();
@@ -98,7 +99,7 @@ __device__ __forceinline__ void stage_many(const ManyArgs& a, int rank, int row0
 /// Barrier of a team of warps.
 template <int kTeams>
 __device__ __forceinline__ void sync_team(int team) {
-    constexpr int kThreadsOf = kManyUsers / kTeams;
+    constexpr int kThreadsOf = kNarrowConsumers / kTeams;
     if (kTeams == 1 || team == 0) asm volatile("bar.sync 2, %0;" ::"n"(kThreadsOf) : "memory");
     else asm volatile("bar.sync 3, %0;" ::"n"(kThreadsOf) : "memory");
 }
@@ -108,12 +109,12 @@ __device__ __forceinline__ void sync_team(int team) {
 /// With two teams of four warps, each has two values of the low bits and every second tile: while one waits at its
 /// barrier, the other multiplies.
 template <int NT, int C, int B>
-__global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_constant__ ManyArgs a) {
+__global__ void __launch_bounds__(kNarrowThreads, 1) kquant_i8_narrow_kernel(const __grid_constant__ NarrowArgs a) {
 #if __CUDA_ARCH__ >= 900
-    using S = ManyShape<NT, C, B>;
-    constexpr int kTeams = S::kTeams, kTeamWarps = kManyWarps / kTeams;
+    using S = NarrowShape<NT, C, B>;
+    constexpr int kTeams = S::kTeams, kTeamWarps = kNarrowWarps / kTeams;
     extern __shared__ uint4 dynamic[];
-    __shared__ uint64_t barriers[2 * kMostManyStages + 2 * kTeams];  // of the ring; sums there (two a team)
+    __shared__ uint64_t barriers[2 * kMostNarrowStages + 2 * kTeams];  // of the ring; sums there (two a team)
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = blockIdx.x / C;
     const int rank = C == 1 ? 0 : static_cast<int>(cluster_rank());
@@ -122,11 +123,11 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
     char* const sums = reinterpret_cast<char*>(dynamic);
     char* const x = sums + 2 * kTeams * S::kTileSums;
     char* const stages = x + S::kXBytes + S::kScaleBytes;
-    const uint32_t there = shared_address(barriers + 2 * kMostManyStages);
+    const uint32_t there = shared_address(barriers + 2 * kMostNarrowStages);
     StageRing ring(barriers, a.stages);
     int tile = cluster / a.row_blocks;
     if (threadIdx.x == 0) {
-        ring.init(kTeamWarps, 32 * kManyAskers);
+        ring.init(kTeamWarps, 32 * kNarrowProducers);
         if constexpr (C > 1) {
             for (int i = 0; i < 2 * kTeams; ++i)
                 asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(there + 8 * i) : "memory");
@@ -136,28 +137,28 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
     }
     __syncthreads();
     if constexpr (C > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    if (warp >= kManyWarps) {
-        const int asker = warp - kManyWarps;
+    if (warp >= kNarrowWarps) {
+        const int asker = warp - kNarrowWarps;
 #pragma unroll 1
         for (; tile < a.tiles; tile += step, ring.advance()) {
             const TileMatrix& m = matrix_of_tile(a, tile);
             const int first = 16 * (tile - m.first) + kAskerRows * asker;
             char* const stage = stages + ring.at() * a.stage_bytes;
             ring.wait_until_empty();
-            if (C == 1 && m.q6 != 0) fetch_many<true, 1, 8>(m, a.cols, 0, first, asker, stage);
-            else fetch_many<false, C, B>(m, a.cols, rank, first, asker, stage);
+            if (C == 1 && m.q6 != 0) fetch_narrow<true, 1, 8>(m, a.cols, 0, first, asker, stage);
+            else fetch_narrow<false, C, B>(m, a.cols, rank, first, asker, stage);
             ring.asked();
         }
         if constexpr (C > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
         return;
     }
     pdl_wait();
-    stage_many<NT, C, B>(a, rank, row0, count, x);
+    stage_narrow<NT, C, B>(a, rank, row0, count, x);
     if constexpr (C > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    sync_warps<kManyWarps>();
+    sync_warps<kNarrowWarps>();
     auto* const scales = reinterpret_cast<float2*>(x + S::kXBytes) + warp * (B / 2 * 32);
-    const char* const xb = x + (lane % 8 + (NT > 1 ? lane / 16 * 8 : 0)) * kManyXStride + lane / 8 % 2 * 1024;
-    const char* const pairs = x + S::kRows * kManyXStride + lane % 4 * 16;
+    const char* const xb = x + (lane % 8 + (NT > 1 ? lane / 16 * 8 : 0)) * kNarrowXStride + lane / 8 % 2 * 1024;
+    const char* const pairs = x + S::kRows * kNarrowXStride + lane % 4 * 16;
     int before = -1;  // C == 4: the tile whose sums are to be added up
     uint32_t turn = 0;
     const int team = warp / kTeamWarps, first_low = warp % kTeamWarps;
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
         const int c = from % 4 * 2 + (NT == 1 ? rank : e) % 2;
         const float* const s = reinterpret_cast<const float*>(sums + buffer * S::kTileSums) + word;
         const auto low = [&](int l) {  // xor 16, 8
-            const auto q = [&](int i) { return s[(i * kManyWarps + l) * kProducts]; };
+            const auto q = [&](int i) { return s[(i * kNarrowWarps + l) * kProducts]; };
             return __fadd_rn(__fadd_rn(q(0), q(2)), __fadd_rn(q(1), q(3)));
         };
         const auto four = [&](int l) { return __fadd_rn(low(l), low(l + 4)); };
@@ -200,8 +201,8 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
         ring.wait_until_full();
         const auto multiply = [&](int low, float(&out)[NT][4]) {
             if (C == 1 && m.q6 != 0)
-                many_tile<kQ6, NT, 1, 8>(stage, scales, xb + 16 * low, pairs + 64 * NT * low, low, lane, out);
-            else many_tile<kQ4, NT, C, B>(stage, scales, xb + 16 * low, pairs + 64 * NT * low, low, lane, out);
+                narrow_tile<kQ6, NT, 1, 8>(stage, scales, xb + 16 * low, pairs + 64 * NT * low, low, lane, out);
+            else narrow_tile<kQ4, NT, C, B>(stage, scales, xb + 16 * low, pairs + 64 * NT * low, low, lane, out);
         };
         if constexpr (C == 1 && kTeams == 1) {
             multiply(first_low, sum);
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
                 }
                 const uint32_t base = shared_address(mine),
                                buffer = there + 8 * (2 * static_cast<uint32_t>(team) + (turn & 1));
-                const uint32_t slot = static_cast<uint32_t>((rank * kManyWarps + low) * 32 + lane);
+                const uint32_t slot = static_cast<uint32_t>((rank * kNarrowWarps + low) * 32 + lane);
 #pragma unroll
                 for (uint32_t r = 0; r < 4; ++r) {
                     const uint32_t to = in_cta(base, r), when = in_cta(buffer, r);
@@ -279,36 +280,36 @@ __global__ void __launch_bounds__(kManyThreads, 1) many_kernel(const __grid_cons
 }
 
 template <int NT, int C, int B>
-void launch_many(Context& ctx, ManyArgs& a, const ActSource& x, const ManyFit& fit) {
-    using S = ManyShape<NT, C, B>;
+void launch_narrow(Context& ctx, NarrowArgs& a, const ActSource& x, const NarrowFit& fit) {
+    using S = NarrowShape<NT, C, B>;
     a.stages = fit.stages;
-    const auto kernel = many_kernel<NT, C, B>;
+    const auto kernel = kquant_i8_narrow_kernel<NT, C, B>;
     allow_shared(reinterpret_cast<const void*>(kernel), fit.shared);
     a.row_blocks = (a.n + S::kRows - 1) / S::kRows;
     const int64_t most = C == 1 ? ctx.gpu->info().sm_count
-                                : most_clusters(reinterpret_cast<const void*>(kernel), 4, kManyThreads, fit.shared);
+                                : most_clusters(reinterpret_cast<const void*>(kernel), 4, kNarrowThreads, fit.shared);
     // Where fewer clusters run at a time than there are blocks of rows, the last ones wait.
     const int64_t each = std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
     const ActLayout layout = act_layout(a.cols, true, false);
     a.x = x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, layout, a.n);
-    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * each * a.row_blocks)), kManyThreads,
+    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * each * a.row_blocks)), kNarrowThreads,
                     static_cast<size_t>(fit.shared), C, a);
 }
 
 template <int C, int B>
-void launch_rows(Context& ctx, ManyArgs& a, const ActSource& x, const ManyFit& fit) {
+void launch_rows(Context& ctx, NarrowArgs& a, const ActSource& x, const NarrowFit& fit) {
     if constexpr (C == 1)
-        if (fit.tiles == 1) return launch_many<1, C, B>(ctx, a, x, fit);
-    if (fit.tiles == 4) launch_many<4, C, B>(ctx, a, x, fit);
-    else launch_many<2, C, B>(ctx, a, x, fit);
+        if (fit.tiles == 1) return launch_narrow<1, C, B>(ctx, a, x, fit);
+    if (fit.tiles == 4) launch_narrow<4, C, B>(ctx, a, x, fit);
+    else launch_narrow<2, C, B>(ctx, a, x, fit);
 }
 
 }  // namespace
 
-void many_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                   std::span<const Tensor> y, Tensor* residual) {
+void kquant_i8_narrow_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                               std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual) {
     RT_ASSERT(weights.size() <= kMaxMatrices && x.kind != ActKind::staged);
-    ManyArgs a = {};
+    NarrowArgs a = {};
     a.stage_bytes = static_cast<int32_t>(stage_bytes<2048>(kQ4));
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
@@ -318,7 +319,7 @@ void many_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
     a.cols = static_cast<int32_t>(cols);
     a.n = static_cast<int32_t>(n);
     a.residual = residual == nullptr ? nullptr : residual->row(0);
-    const auto fit = fit_many(chip_of(*ctx.gpu), cols, n, a.stage_bytes);
+    const auto fit = fit_narrow(chip_of(*ctx.gpu), cols, n, a.stage_bytes);
     RT_ASSERT(fit);
     if (cols == 2048) launch_rows<1, 8>(ctx, a, x, *fit);
     else if (cols == 6144) launch_rows<4, 6>(ctx, a, x, *fit);

@@ -79,10 +79,10 @@ __device__ __forceinline__ void add_products(const uint32_t (&a)[4], uint32_t b0
 /// This warp's part of the products of a stage: sum[nt] as mma has them, over its sub-blocks (low bits `low`) of all
 /// blocks. scales: this warp's, 16 for each block. xb, pairs: of this lane.
 template <DType Type, int NT, int C, int B>
-__device__ __forceinline__ void many_tile(const char* stage, float2* scales, const char* xb, const char* pairs, int low,
-                                          int lane, float (&sum)[NT][4]) {
+__device__ __forceinline__ void narrow_tile(const char* stage, float2* scales, const char* xb, const char* pairs,
+                                            int low, int lane, float (&sum)[NT][4]) {
     const KShifts at(low);
-    using S = ManyShape<NT, C, B>;
+    using S = NarrowShape<NT, C, B>;
     using T = Tile<Type, 2048>;
     const int g = lane / 4, row = lane % 16, second = lane / 16;
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void many_tile(const char* stage, float2* scales, con
             const int j = j0 + u * step;
             if constexpr (NT > 1)
 #pragma unroll
-                for (int p = 0; p < NT / 2; ++p) load_matrices(xs[p], xb + 16 * p * kManyXStride + 16 * j);
+                for (int p = 0; p < NT / 2; ++p) load_matrices(xs[p], xb + 16 * p * kNarrowXStride + 16 * j);
             const float2* const of = scales + 32 * k + 16 * u + g;
             const float3 by[2] = {get_scales(of[0]), get_scales(of[8])};
             uint32_t a[4];

@@ -9,7 +9,7 @@
 namespace riptide::ops::cuda::decode {
 
 /// y and residual as in multiply_into, same bits. x: kinds plain, norm or int8.
-void many_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                   std::span<const Tensor> y, Tensor* residual);
+void kquant_i8_narrow_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                               std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual);
 
 }  // namespace riptide::ops::cuda::decode

@@ -52,7 +52,7 @@ __device__ __forceinline__ void ask_for_stages(const TileMatmulArgs& a, char* st
 
 /// Matrices of type Most and of Q6_K.
 template <DType Most, int NT>
-__global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __grid_constant__ TileMatmulArgs a) {
+__global__ void __launch_bounds__(kCtaThreads, 1) kquant_i8_kernel(const __grid_constant__ TileMatmulArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barriers[2 * kMostTileStages];
     pdl_trigger();
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1) tile_matmul_kernel(const __gri
 
 template <DType Most, int NT>
 void launch_tiles(Context& ctx, TileMatmulArgs& a, const TilePlan& plan) {
-    launch_planned(*ctx.gpu, tile_matmul_kernel<Most, NT>, kCtaThreads, 8 * NT, plan, a);
+    launch_planned(*ctx.gpu, kquant_i8_kernel<Most, NT>, kCtaThreads, 8 * NT, plan, a);
 }
 template <DType Most>
 void launch_tiles(Context& ctx, TileMatmulArgs& a, const TileFit& fit) {

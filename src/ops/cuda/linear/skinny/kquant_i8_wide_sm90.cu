@@ -28,17 +28,17 @@ namespace riptide::ops::cuda::decode {
 namespace {
 
 constexpr int kAskers = 4;  // the last warps, which ask for weights
-constexpr int kDenseThreads = 32 * (kDenseWarps + kAskers);
+constexpr int kWideThreads = 32 * (kWideWarps + kAskers);
 
-struct DenseTileMatrix {
+struct WideTileMatrix {
     TilePlanes planes;
     float* y;
     int32_t rows, first;  // first tile
     DType type;
 };
 
-struct DenseTileArgs {
-    DenseTileMatrix m[kMostDense];
+struct WideTileArgs {
+    WideTileMatrix m[kMostWide];
     int32_t matrices, tiles;
     int32_t gate_up;  // tile t has rows 16 t .. of m[0] and of m[1]; m[0].y gets silu(first) * second
     int32_t n, row_blocks;
@@ -47,17 +47,17 @@ struct DenseTileArgs {
     int32_t layout_groups, most_groups;    // sub-blocks of a row, and of a CTA's share at most
     ActSource x;                           // kinds staged, int8
     float* residual;
-    DenseFloats floats;
+    WideFloats floats;
 };
 
-struct DensePrepareArgs {
+struct WidePrepareArgs {
     ActSource x;
     ActLayout layout;
     char* out;
 };
 
 /// Row blockIdx.x, quantised; without a norm the columns from 2,048 blockIdx.y on.
-__global__ void __launch_bounds__(kThreads) dense_prepare_kernel(const __grid_constant__ DensePrepareArgs a) {
+__global__ void __launch_bounds__(kThreads) kquant_i8_wide_prepare_kernel(const __grid_constant__ WidePrepareArgs a) {
     __shared__ float partial[kWarps];
     pdl_trigger();
     float norm[kWholeRow][8] = {};
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kThreads) dense_prepare_kernel(const __grid_co
 
 #if __CUDA_ARCH__ >= 900
 
-constexpr int kAskerRows = kDenseRows / kAskers;  // of a tile
-constexpr int kUsers = 32 * kDenseWarps;
+constexpr int kAskerRows = kWideRows / kAskers;  // of a tile
+constexpr int kUsers = 32 * kWideWarps;
 
-__device__ __forceinline__ const DenseTileMatrix& matrix_of_tile(const DenseTileArgs& a, int tile) {
+__device__ __forceinline__ const WideTileMatrix& matrix_of_tile(const WideTileArgs& a, int tile) {
     int i = 0;
     if (a.gate_up == 0)
         while (i + 1 < a.matrices && tile >= a.m[i + 1].first) ++i;
@@ -94,7 +94,7 @@ struct Share {
     int rank, blocks, parts, least,
         more;  // in pairs if there are two chains: `more` stages have least + 1, others least
 
-    __device__ __forceinline__ Share(const DenseTileArgs& a, int r)
+    __device__ __forceinline__ Share(const WideTileArgs& a, int r)
         : rank(r),
           blocks((a.layout_groups / 8 - r + C - 1) / C),
           parts((blocks + stage_blocks(C) - 1) / stage_blocks(C)) {
@@ -111,7 +111,7 @@ struct AskedRows {
     const TilePlanes* planes;
     int first, last;  // rows of the matrix
 
-    __device__ __forceinline__ AskedRows(const DenseTileArgs& a, const DenseTileMatrix& m, int tile, int asker) {
+    __device__ __forceinline__ AskedRows(const WideTileArgs& a, const WideTileMatrix& m, int tile, int asker) {
         const bool both = a.gate_up != 0;
         planes = both && asker % 2 != 0 ? &a.m[1].planes : &m.planes;
         first = both ? 16 * tile + asker / 2 * 8 : 32 * (tile - m.first) + kAskerRows * asker;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void fetch_blocks(const char* plane, const AskedRows&
 template <DType Type, int C>
 __device__ __forceinline__ void fetch_stage(const AskedRows& rows, int blocks, const Share<C>& share, int first,
                                             int count, int asker, char* stage, const uint32_t (&d)[2]) {
-    using S = DenseStage<Type, C>;
+    using S = WideStage<Type, C>;
     const int begin = share.rank + C * first, at = kAskerRows * asker;
     fetch_blocks<C, 128, S::kDataStride>(rows.planes->data, rows, blocks, begin, count, stage + at * S::kDataStride);
     fetch_blocks<C, 16, S::kHeadStride>(rows.planes->scales, rows, blocks, begin, count,
@@ -180,17 +180,17 @@ __device__ __forceinline__ void load_d(const AskedRows& rows, int blocks, const 
 
 /// What the last warps do.
 template <int C>
-__device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Share<C>& share, int asker, char* stages,
+__device__ __forceinline__ void ask_for_tiles(const WideTileArgs& a, const Share<C>& share, int asker, char* stages,
                                               StageRing ring, int tile, int step) {
     const int blocks = a.layout_groups / 8;
     uint32_t d[2] = {};
     if (tile < a.tiles && share.parts > 0) {
-        const DenseTileMatrix& m = matrix_of_tile(a, tile);
+        const WideTileMatrix& m = matrix_of_tile(a, tile);
         if (m.type == DType::planes_q6_k) load_d(AskedRows(a, m, tile, asker), blocks, share, 0, share.count(0), d);
     }
 #pragma unroll 1
     for (; tile < a.tiles; tile += step) {
-        const DenseTileMatrix& m = matrix_of_tile(a, tile);
+        const WideTileMatrix& m = matrix_of_tile(a, tile);
         const AskedRows rows(a, m, tile, asker);
 #pragma unroll 1
         for (int part = 0; part < share.parts; ++part, ring.advance()) {
@@ -209,7 +209,7 @@ __device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Shar
                 if (m.type == DType::planes_q6_k)
                     load_d(rows, blocks, share, share.first(part + 1), share.count(part + 1), d);
             } else if (tile + step < a.tiles) {
-                const DenseTileMatrix& next = matrix_of_tile(a, tile + step);
+                const WideTileMatrix& next = matrix_of_tile(a, tile + step);
                 if (next.type == DType::planes_q6_k)
                     load_d(AskedRows(a, next, tile + step, asker), blocks, share, 0, share.count(0), d);
             }
@@ -219,8 +219,8 @@ __device__ __forceinline__ void ask_for_tiles(const DenseTileArgs& a, const Shar
 
 /// This CTA's share of rows row0 .. row0 + count - 1 of x to shared memory, by the warps that multiply.
 template <int C, int NT>
-__device__ __forceinline__ void stage_share(const DenseTileArgs& a, const Share<C>& share, int row0, int count,
-                                            const DenseX& x, char* staged) {
+__device__ __forceinline__ void stage_share(const WideTileArgs& a, const Share<C>& share, int row0, int count,
+                                            const WideX& x, char* staged) {
     const int groups = 8 * share.blocks, all = a.layout_groups;
     const bool given = a.x.kind == ActKind::int8;
 #pragma unroll 1
@@ -246,9 +246,9 @@ __device__ __forceinline__ void stage_share(const DenseTileArgs& a, const Share<
 
 /// Adds up this CTA's products of a tile and stores them.
 template <int C, int NT>
-__device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, int rank, int row0, int count,
+__device__ __forceinline__ void finish_tile(const WideTileArgs& a, int tile, int rank, int row0, int count,
                                             const float* sums) {
-    using F = DenseFinish<C, NT>;
+    using F = WideFinish<C, NT>;
     const int o = static_cast<int>(threadIdx.x) / F::kShare, k = threadIdx.x % F::kShare;
     if (o >= F::kProducts) return;  // whole warps
     const float sum = add_sums<C, NT>(sums, o, k);
@@ -261,7 +261,7 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
             a.m[0].y[static_cast<int64_t>(row0 + p) * a.m[0].rows + row] = swiglu_value(sum, up);
         return;
     }
-    const DenseTileMatrix& m = matrix_of_tile(a, tile);
+    const WideTileMatrix& m = matrix_of_tile(a, tile);
     const int row = 32 * (tile - m.first) + 16 * half + 8 * h + r;
     if (k != 0 || p >= count || row >= m.rows) return;
     const int64_t at = static_cast<int64_t>(row0 + p) * m.rows + row;
@@ -272,45 +272,45 @@ __device__ __forceinline__ void finish_tile(const DenseTileArgs& a, int tile, in
 #endif  // __CUDA_ARCH__ >= 900
 
 template <int C, int NT>
-__global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __grid_constant__ DenseTileArgs a) {
+__global__ void __launch_bounds__(kWideThreads, 1) kquant_i8_wide_kernel(const __grid_constant__ WideTileArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 dynamic[];
-    __shared__ uint64_t barriers[2 * kMostDenseStages + 3];  // of the ring; sums there (two), sums read
-    __shared__ alignas(16) float results[kDenseWarps / 4][2 * kFloatPair * kFloatX * 4];
+    __shared__ uint64_t barriers[2 * kMostWideStages + 3];  // of the ring; sums there (two), sums read
+    __shared__ alignas(16) float results[kWideWarps / 4][2 * kFloatPair * kFloatX * 4];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = blockIdx.x / C;
     const int row0 = cluster % a.row_blocks * 8 * NT, count = min(8 * NT, a.n - row0);
     const int first_tile = cluster / a.row_blocks, step = gridDim.x / C / a.row_blocks;
     const Share<C> share(a, static_cast<int>(cluster_rank()));
-    using F = DenseFinish<C, NT>;
-    const DenseX layout = DenseX::of(a.most_groups, 8 * NT, a.a0 != 0);
+    using F = WideFinish<C, NT>;
+    const WideX layout = WideX::of(a.most_groups, 8 * NT, a.a0 != 0);
     char* const stages = reinterpret_cast<char*>(dynamic);
     char* const sums = stages + a.stages * a.stage_bytes;
     char* const staged = sums + a.buffers * F::kBytes;
-    const uint32_t there = shared_address(barriers + 2 * kMostDenseStages), read = there + 16;
+    const uint32_t there = shared_address(barriers + 2 * kMostWideStages), read = there + 16;
     StageRing ring(barriers, a.stages);
     if (threadIdx.x == 0) {
-        ring.init(kDenseWarps, 64 * kAskers);
+        ring.init(kWideWarps, 64 * kAskers);
         for (int i = 0; i < 3; ++i)
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8 * i), "r"(i < 2 ? 1 : C * kDenseWarps)
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(there + 8 * i), "r"(i < 2 ? 1 : C * kWideWarps)
                          : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         for (int i = 0; i < a.buffers; ++i) expect_bytes(there + 8 * i, F::kSent);
     }
     __syncthreads();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    if (warp >= kDenseWarps) {
-        ask_for_tiles(a, share, warp - kDenseWarps, stages, ring, first_tile, step);
+    if (warp >= kWideWarps) {
+        ask_for_tiles(a, share, warp - kWideWarps, stages, ring, first_tile, step);
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
         return;
     }
     pdl_wait();
     stage_share<C, NT>(a, share, row0, count, layout, staged);
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    sync_warps<kDenseWarps>();
+    sync_warps<kWideWarps>();
     const int half = warp / 8, low = warp % 8;
-    const DenseLane x{staged + lane % 8 * layout.stride + lane / 8 % 2 * 16 * layout.groups,
-                      staged + layout.pairs + lane % 4 * 16, staged + layout.halves + lane % 4 * 8, layout.stride};
+    const WideLane x{staged + lane % 8 * layout.stride + lane / 8 % 2 * 16 * layout.groups,
+                     staged + layout.pairs + lane % 4 * 16, staged + layout.halves + lane % 4 * 8, layout.stride};
     const KShifts at(low);
     int before = -1;  // the tile whose sums are to be added up
     uint32_t turn = 0;
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
     };
 #pragma unroll 1
     for (int tile = first_tile; tile < a.tiles; tile += step, ++turn) {
-        DenseSums<C, NT> acc = {};
+        WideColumnSums<C, NT> acc = {};
         const DType type = matrix_of_tile(a, tile).type;
 #pragma unroll 1
         for (int part = 0; part < share.parts; ++part, ring.advance()) {
@@ -330,10 +330,10 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
             const char* const stage = stages + ring.at() * a.stage_bytes;
             ring.wait_until_full();
             if (type == DType::planes_q6_k)
-                dense_stage<DType::planes_q6_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
+                wide_stage<DType::planes_q6_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
             else if (type == DType::planes_q5_k)
-                dense_stage<DType::planes_q5_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
-            else dense_stage<DType::planes_q4_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
+                wide_stage<DType::planes_q5_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
+            else wide_stage<DType::planes_q4_k, C, NT>(stage, half, low, at, x, first, blocks, lane, acc);
             ring.used();
             if (part == 0 && before >= 0) {
                 finish(before, turn - 1);
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
         // The CTAs that get these sums have read those before them: with two places, because they have sent theirs of
         // the tile before this one, which they do when all their warps have read.
         if (a.buffers == 1 && turn > 0) wait_cluster(read, (turn - 1) & 1);
-        sync_warps<kDenseWarps>();
+        sync_warps<kWideWarps>();
         send_sums<C, NT>(shared_address(sums) + buffer * F::kBytes, there + 8 * buffer,
                          static_cast<uint32_t>(share.rank), warp, lane, acc);
         before = tile;
@@ -362,29 +362,29 @@ __global__ void __launch_bounds__(kDenseThreads, 1) dense_tile_kernel(const __gr
 }
 
 template <int C, int NT>
-void launch_dense(Context& ctx, DenseTileArgs& a, const WideFit& fit) {
-    const auto kernel = dense_tile_kernel<C, NT>;
+void launch_wide(Context& ctx, WideTileArgs& a, const WideFit& fit) {
+    const auto kernel = kquant_i8_wide_kernel<C, NT>;
     allow_shared(reinterpret_cast<const void*>(kernel), fit.shared);
     a.row_blocks = (a.n + 8 * NT - 1) / (8 * NT);
-    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, kDenseThreads, fit.shared);
+    const int64_t most = most_clusters(reinterpret_cast<const void*>(kernel), C, kWideThreads, fit.shared);
     const int64_t clusters = a.row_blocks * std::min<int64_t>(a.tiles, std::max<int64_t>(1, most / a.row_blocks));
-    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * clusters)), kDenseThreads,
+    launch_clusters(*ctx.gpu, kernel, dim3(static_cast<unsigned>(C * clusters)), kWideThreads,
                     static_cast<size_t>(fit.shared), C, a);
 }
 template <int NT>
-void launch_dense(Context& ctx, DenseTileArgs& a, const WideFit& fit) {
-    if (fit.cluster == 2) launch_dense<2, NT>(ctx, a, fit);
-    else launch_dense<4, NT>(ctx, a, fit);
+void launch_wide(Context& ctx, WideTileArgs& a, const WideFit& fit) {
+    if (fit.cluster == 2) launch_wide<2, NT>(ctx, a, fit);
+    else launch_wide<4, NT>(ctx, a, fit);
 }
 
 /// Launches for x and the matrices of a.
-void multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+void multiply_tiles(Context& ctx, WideTileArgs& a, const ActSource& x, int64_t cols, int64_t n) {
     a.layout_groups = static_cast<int32_t>(cols / 32);
     a.n = static_cast<int32_t>(n);
     DType largest = DType::planes_q4_k;
     for (int i = 0; i < a.matrices; ++i) {
         a.a0 |= static_cast<int32_t>(a.m[i].type == DType::planes_q6_k);
-        if (dense_stage_bytes<4>(a.m[i].type) > dense_stage_bytes<4>(largest)) largest = a.m[i].type;
+        if (wide_stage_bytes<4>(a.m[i].type) > wide_stage_bytes<4>(largest)) largest = a.m[i].type;
     }
     const auto fit = fit_wide(chip_of(*ctx.gpu), cols, n, largest, a.a0 != 0);
     RT_ASSERT(fit);
@@ -392,37 +392,37 @@ void multiply_tiles(Context& ctx, DenseTileArgs& a, const ActSource& x, int64_t 
     if (x.kind == ActKind::int8) {
         a.x = x;
     } else {
-        DensePrepareArgs p = {x, act_layout(cols, true, a.floats.pairs > 0), nullptr};
+        WidePrepareArgs p = {x, act_layout(cols, true, a.floats.pairs > 0), nullptr};
         a.floats.bytes = p.layout.float_bytes;
         a.x.kind = ActKind::staged;
         a.x.stride = p.layout.bytes();
         p.out = static_cast<char*>(ctx.arena->allocate(n * a.x.stride));
         a.x.rows = p.out;
         const int64_t parts = x.kind == ActKind::norm ? 1 : (cols + 2047) / 2048;
-        launch(*ctx.gpu, dense_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)), kThreads,
-               0, p);
+        launch(*ctx.gpu, kquant_i8_wide_prepare_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(parts)),
+               kThreads, 0, p);
     }
-    if (fit->tiles == 4) launch_dense<4>(ctx, a, *fit);
-    else if (fit->tiles == 3) launch_dense<3>(ctx, a, *fit);
-    else if (fit->tiles == 2) launch_dense<2>(ctx, a, *fit);
-    else launch_dense<1>(ctx, a, *fit);
+    if (fit->tiles == 4) launch_wide<4>(ctx, a, *fit);
+    else if (fit->tiles == 3) launch_wide<3>(ctx, a, *fit);
+    else if (fit->tiles == 2) launch_wide<2>(ctx, a, *fit);
+    else launch_wide<1>(ctx, a, *fit);
 }
 
-DenseTileMatrix tile_matrix(const Weight& w, float* y, int32_t first) {
+WideTileMatrix tile_matrix(const Weight& w, float* y, int32_t first) {
     return {tile_planes(matrix_of(w)), y, static_cast<int32_t>(w.rows), first, w.dtype};
 }
 
 }  // namespace
 
-void dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                    std::span<const Tensor> y, Tensor* residual) {
-    RT_ASSERT(weights.size() <= kMostDense);
-    DenseTileArgs a = {};
+void kquant_i8_wide_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                             std::span<const Weight* const> weights, std::span<const Tensor> y, Tensor* residual) {
+    RT_ASSERT(weights.size() <= kMostWide);
+    WideTileArgs a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
         if (is_planes(w.dtype)) {
             a.m[a.matrices++] = tile_matrix(w, y[i].row(0), a.tiles);
-            a.tiles += static_cast<int32_t>((w.rows + kDenseRows - 1) / kDenseRows);
+            a.tiles += static_cast<int32_t>((w.rows + kWideRows - 1) / kWideRows);
         } else {
             a.floats.add(w, y[i].row(0));
         }
@@ -431,14 +431,14 @@ void dense_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
     multiply_tiles(ctx, a, x, cols, n);
 }
 
-void dense_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate, const Weight& up,
-                   float* out) {
-    DenseTileArgs a = {};
+void kquant_i8_wide_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& gate,
+                            const Weight& up, float* out) {
+    WideTileArgs a = {};
     a.m[0] = tile_matrix(gate, out, 0);
     a.m[1] = tile_matrix(up, nullptr, 0);
     a.matrices = 2;
     a.gate_up = 1;
-    a.tiles = static_cast<int32_t>((gate.rows + kDenseRows / 2 - 1) / (kDenseRows / 2));
+    a.tiles = static_cast<int32_t>((gate.rows + kWideRows / 2 - 1) / (kWideRows / 2));
     multiply_tiles(ctx, a, x, cols, n);
 }
 

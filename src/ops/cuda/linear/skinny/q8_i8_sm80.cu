@@ -22,21 +22,21 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-constexpr int kUsers = EightShape::kUsers, kAskers = 4, kEightThreads = 32 * (kUsers + kAskers), kSums = 32 / kUsers;
-constexpr int kCols = EightShape::kCols, kGroups = EightShape::kGroups, kTileRows = EightShape::kTileRows,
+constexpr int kUsers = Q8Shape::kUsers, kAskers = 4, kQ8Threads = 32 * (kUsers + kAskers), kSums = 32 / kUsers;
+constexpr int kCols = Q8Shape::kCols, kGroups = Q8Shape::kGroups, kTileRows = Q8Shape::kTileRows,
               kAskRows = kTileRows / kAskers;
-constexpr int kDataStride = EightShape::kDataStride, kScaleStride = EightShape::kScaleStride,
-              kScales = EightShape::kScales, kStageBytes = EightShape::kStageBytes;
+constexpr int kDataStride = Q8Shape::kDataStride, kScaleStride = Q8Shape::kScaleStride, kScales = Q8Shape::kScales,
+              kStageBytes = Q8Shape::kStageBytes;
 
-struct EightMatrix {
+struct Q8Matrix {
     const char* data;
     const char* scales;
     float* y;
     int32_t rows, first;  // first tile
 };
 
-struct EightArgs {
-    EightMatrix m[kEightMatrices];
+struct Q8Args {
+    Q8Matrix m[kQ8Matrices];
     int32_t matrices, tiles, chunks;  // chunks: stages of a tile. kSwiglu: tiles of four (below)
     int32_t n, row_blocks, stages, x_stride;
     ActLayout layout;
@@ -53,17 +53,17 @@ enum Way { kPlain = 0, kNorm = 1, kSwiglu = 2 };
 
 /// Stages of a tile.
 template <int kWay>
-__device__ __forceinline__ int parts_of(const EightArgs& a) {
+__device__ __forceinline__ int parts_of(const Q8Args& a) {
     return (kWay & kSwiglu) != 0 ? 4 * a.chunks : a.chunks;
 }
 /// The matrix and the first row of part `sub` of a tile.
 template <int kWay>
-__device__ __forceinline__ const EightMatrix& rows_of_tile(const EightArgs& a, int tile, int sub, int& row) {
+__device__ __forceinline__ const Q8Matrix& rows_of_tile(const Q8Args& a, int tile, int sub, int& row) {
     if constexpr ((kWay & kSwiglu) != 0) {
         row = 2 * kTileRows * tile + sub / 2 * kTileRows;
         return a.m[sub % 2];
     } else {
-        const EightMatrix& m = matrix_of_tile(a, tile);
+        const Q8Matrix& m = matrix_of_tile(a, tile);
         row = kTileRows * (tile - m.first);
         return m;
     }
@@ -71,14 +71,14 @@ __device__ __forceinline__ const EightMatrix& rows_of_tile(const EightArgs& a, i
 
 /// By warp `asker` of kAskers: its rows of every stage.
 template <int kWay>
-__device__ __forceinline__ void ask_for_stages(const EightArgs& a, char* stages, StageRing ring, Cursor now, int step,
+__device__ __forceinline__ void ask_for_stages(const Q8Args& a, char* stages, StageRing ring, Cursor now, int step,
                                                int asker) {
     const int cols = a.layout.cols;
 #pragma unroll 1
     for (; now.outer < a.tiles; now.advance(parts_of<kWay>(a), step), ring.advance()) {
         const int chunk = (kWay & kSwiglu) != 0 ? now.part % a.chunks : now.part;
         int row;
-        const EightMatrix& m = rows_of_tile<kWay>(a, now.outer, now.part / a.chunks, row);
+        const Q8Matrix& m = rows_of_tile<kWay>(a, now.outer, now.part / a.chunks, row);
         const int first = row + kAskRows * asker, last = m.rows - 1;
         const auto row_of = [&](int r) { return min(first + r, last); };
         char* const stage = stages + ring.at() * kStageBytes;
@@ -93,8 +93,8 @@ __device__ __forceinline__ void ask_for_stages(const EightArgs& a, char* stages,
 
 /// Sub-blocks sub, sub + kUsers of a stage, which are j, j + kUsers of x: acc[first + u] += their products.
 template <int NT>
-__device__ __forceinline__ void eight_pair(const char* stage, int sub, const LaneX& x, int j, int lane, int first,
-                                           WideSums<NT, kUsers>& acc) {
+__device__ __forceinline__ void q8_pair(const char* stage, int sub, const LaneX& x, int j, int lane, int first,
+                                        WideSums<NT, kUsers>& acc) {
     uint32_t xs[NT][4];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) load_matrices(xs[nt], x.b + 8 * nt * x.stride + 16 * j);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void eight_pair(const char* stage, int sub, const Lan
 /// mod 8) .. of every kUsers / 8-th row. The bits of prepare_rows().
 class NormedRows {
   public:
-    static constexpr int kRows = EightShape::kNormedRows, kApart = kUsers / 8, kEach = kRows / kApart;
+    static constexpr int kRows = Q8Shape::kNormedRows, kApart = kUsers / 8, kEach = kRows / kApart;
 
     /// Weights: above pdl_wait().
     __device__ __forceinline__ explicit NormedRows(const ActSource& s) {
@@ -209,11 +209,11 @@ class NormedRows {
 /// Sums of a tile of four on their way to int8: [row of x][matrix, row of it].
 template <int NT>
 using TileSums = float[8 * NT][2][2 * kTileRows];
-static_assert(sizeof(TileSums<1>) == EightShape::tile_sums(1));
+static_assert(sizeof(TileSums<1>) == Q8Shape::tile_sums(1));
 
 /// silu(gate) * up of tile q as int8, by a warp for each row of x.
 template <int NT>
-__device__ __forceinline__ void put_swiglu(const EightArgs& a, const TileSums<NT>& sums, int q, int row0, int count) {
+__device__ __forceinline__ void put_swiglu(const Q8Args& a, const TileSums<NT>& sums, int q, int row0, int count) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll 1
     for (int p = static_cast<int>(threadIdx.x / 32); p < count; p += kUsers)
@@ -222,7 +222,7 @@ __device__ __forceinline__ void put_swiglu(const EightArgs& a, const TileSums<NT
 }
 
 template <int NT, int kWay>
-__global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_constant__ EightArgs a) {
+__global__ void __launch_bounds__(kQ8Threads, 1) q8_i8_kernel(const __grid_constant__ Q8Args a) {
     constexpr bool kNormed = (kWay & kNorm) != 0, kPairs = (kWay & kSwiglu) != 0;
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barriers[2 * kMostTileStages];
@@ -273,12 +273,12 @@ __global__ void __launch_bounds__(kEightThreads, 1) eight_kernel(const __grid_co
         const char* const stage = stages + ring.at() * kStageBytes;
 #pragma unroll
         for (int b = 0; b < kGroups; b += 2 * kUsers)
-            eight_pair<NT>(stage, b + warp, mine, kGroups * chunk + b + warp, lane, b / kUsers % kSums, acc);
+            q8_pair<NT>(stage, b + warp, mine, kGroups * chunk + b + warp, lane, b / kUsers % kSums, acc);
         ring.used();
         if (chunk != a.chunks - 1) continue;
         const int sub = now.part / a.chunks;
         int first;
-        const EightMatrix& m = rows_of_tile<kWay>(a, now.outer, sub, first);
+        const Q8Matrix& m = rows_of_tile<kWay>(a, now.outer, sub, first);
         float* const partial = reinterpret_cast<float*>(partials + tile % 2 * kPartial);
         put_wide<NT, kUsers>(partial, warp, lane, acc);
         sync_warps<kUsers>();
@@ -323,22 +323,20 @@ bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 
 /// kWay: kPlain or kSwiglu.
 template <int kWay>
-void launch_ways(Context& ctx, EightArgs& a, const ActSource& x, int64_t cols, int64_t n) {
+void launch_ways(Context& ctx, Q8Args& a, const ActSource& x, int64_t cols, int64_t n) {
     a.chunks = static_cast<int32_t>(cols / kCols);
     a.n = static_cast<int32_t>(n);
     a.layout = act_layout(cols, true, false);
     a.x_stride = tile_x_stride(a.layout, false);
     const bool norms =
-        linear::eight_norms({.rows = n, .cols = cols, .x = x.kind, .aligned = aligned16(x.norm) && aligned16(x.rows)});
-    const auto fit = fit_eight(chip_of(*ctx.gpu), cols, n, norms, (kWay & kSwiglu) != 0);
+        linear::q8_norms({.rows = n, .cols = cols, .x = x.kind, .aligned = aligned16(x.norm) && aligned16(x.rows)});
+    const auto fit = fit_q8(chip_of(*ctx.gpu), cols, n, norms, (kWay & kSwiglu) != 0);
     RT_ASSERT(fit);
     a.x = norms || x.kind == ActKind::int8 ? x : prepare_rows(ctx, x, a.layout, n);
-    const auto run = [&](auto kernel) {
-        launch_planned(*ctx.gpu, kernel, kEightThreads, 8 * fit->tiles, fit->plan, a);
-    };
-    if (norms) run(eight_kernel<1, kNorm | kWay>);
-    else if (fit->tiles == 2) run(eight_kernel<2, kWay>);
-    else run(eight_kernel<1, kWay>);
+    const auto run = [&](auto kernel) { launch_planned(*ctx.gpu, kernel, kQ8Threads, 8 * fit->tiles, fit->plan, a); };
+    if (norms) run(q8_i8_kernel<1, kNorm | kWay>);
+    else if (fit->tiles == 2) run(q8_i8_kernel<2, kWay>);
+    else run(q8_i8_kernel<1, kWay>);
 }
 
 }  // namespace
@@ -357,10 +355,10 @@ ActSource prepare_swiglu(Context& ctx, const Tensor& gate, const Tensor& up) {
     return staged;
 }
 
-void eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+void q8_i8_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual) {
-    RT_ASSERT(weights.size() <= kEightMatrices);
-    EightArgs a = {};
+    RT_ASSERT(weights.size() <= kQ8Matrices);
+    Q8Args a = {};
     for (size_t i = 0; i < weights.size(); ++i) {
         const Weight& w = *weights[i];
         a.m[i] = {static_cast<const char*>(w.data), static_cast<const char*>(w.scales), y[i].row(0),
@@ -372,9 +370,9 @@ void eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, s
     launch_ways<kPlain>(ctx, a, x, cols, n);
 }
 
-ActSource eight_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate,
+ActSource q8_i8_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate,
                         const Weight& w_up) {
-    EightArgs a = {};
+    Q8Args a = {};
     for (const Weight* w : {&w_gate, &w_up})
         a.m[a.matrices++] = {static_cast<const char*>(w->data), static_cast<const char*>(w->scales), nullptr,
                              static_cast<int32_t>(w->rows), 0};

@@ -10,13 +10,13 @@
 
 namespace riptide::ops::cuda::decode {
 
-/// y and residual as in multiply_into. REQUIRES linear::eight_weight() of all, at most kEightMatrices.
-void eight_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+/// y and residual as in multiply_into. REQUIRES linear::q8_weight() of all, at most kQ8Matrices.
+void q8_i8_multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
                     std::span<const Tensor> y, Tensor* residual);
 
-/// int8 rows of silu(w_gate x) * (w_up x), in the arena: the bits of eight_multiply() and prepare_swiglu() in one
+/// int8 rows of silu(w_gate x) * (w_up x), in the arena: the bits of q8_i8_multiply() and prepare_swiglu() in one
 /// kernel.
-ActSource eight_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate,
+ActSource q8_i8_gate_up(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const Weight& w_gate,
                         const Weight& w_up);
 
 /// Staged rows (ActKind::staged, int8 parts) of silu(gate) * up, f32 [n, cols] each: swiglu and prepare_rows in one.

@@ -15,7 +15,7 @@ using test::WeightKind;
 
 constexpr int64_t kLagunaHidden = 2048;
 
-TEST(DecodeLean, projections_have_the_bits_of_the_general_kernels) {
+TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t heads : brief<int64_t>({fewer(48, 2), 64}, 1))
         for (const DType value : {DType::q4_k, DType::q6_k}) {
@@ -36,7 +36,7 @@ TEST(DecodeLean, projections_have_the_bits_of_the_general_kernels) {
         }
 }
 
-TEST(DecodeLean, the_output_projection_has_the_bits_of_the_general_kernels) {
+TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t cols : {6144, 8192}) {
         OpContext op(1, int64_t{16} << 20);
@@ -88,7 +88,7 @@ struct SparseLayer {
     }
 };
 
-TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
+TEST(DecodeRow1, sparse_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const DType down_type : brief<DType>({DType::q6_k, DType::q4_k}, 1)) {
         SparseLayer layer(down_type);
@@ -111,7 +111,7 @@ TEST(DecodeLean, sparse_layers_have_the_bits_of_the_general_kernels) {
 }
 
 /// Experts that one row has for itself and experts that up to sixteen share, in one step.
-TEST(DecodeLean, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
+TEST(DecodeRow1, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t sources = fewer(11, 2);
     const std::vector<float> x = test::random_rows(sources, kLagunaHidden, 82);
@@ -147,7 +147,7 @@ TEST(DecodeLean, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
 }
 
 /// Rows that are alike choose the same experts.
-TEST(DecodeLean, rows_that_are_alike_get_the_same_bits) {
+TEST(DecodeRow1, rows_that_are_alike_get_the_same_bits) {
     RT_GPU_ONLY();
     SparseLayer layer(DType::q6_k);
     const std::vector<float> one = test::random_rows(1, kLagunaHidden, 81);
@@ -167,7 +167,7 @@ TEST(DecodeLean, rows_that_are_alike_get_the_same_bits) {
 }
 
 /// The kernels of a chain start before their predecessors end: the same bits in every replay.
-TEST(DecodeLean, replays_of_a_graph_of_layers_agree) {
+TEST(DecodeRow1, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
     SparseLayer layer(DType::q6_k), other(DType::q4_k);
     OpContext& op = layer.op;

@@ -14,7 +14,7 @@ struct Begun {
     int strip, to, done;
 };
 
-TEST(HalfShare, teams_have_every_quad_once_and_end_together) {
+TEST(F16Share, teams_have_every_quad_once_and_end_together) {
     for (const int by : {1, 2})
         for (const int teams : {2, 3, 4, 5, 7, 8})
             for (const int quads : {3, 4, 5, 6, 8, 9, 17, 25})
@@ -25,12 +25,12 @@ TEST(HalfShare, teams_have_every_quad_once_and_end_together) {
                     std::vector<Begun> begun;
                     int least = 1 << 30, most = 0;
                     for (int team = 0; team < teams; ++team) {
-                        const HalfShare share(quads, half_begin(strips, quads, teams, team, by),
-                                              half_begin(strips, quads, teams, team + 1, by));
+                        const F16Share share(quads, f16_begin(strips, quads, teams, team, by),
+                                             f16_begin(strips, quads, teams, team + 1, by));
                         int time = 0;
-                        std::vector<HalfPart> late;
+                        std::vector<F16Part> late;
                         for (int i = 0; i < share.parts; ++i) {
-                            const HalfPart part = share.part(i);
+                            const F16Part part = share.part(i);
                             ASSERT_TRUE(part.strip >= 0 && part.strip < strips);
                             ASSERT_TRUE(part.from >= 0 && part.from < part.to && part.to <= quads);
                             ASSERT_TRUE(part.from % by == 0 && (part.to % by == 0 || part.to == quads));
@@ -49,15 +49,15 @@ TEST(HalfShare, teams_have_every_quad_once_and_end_together) {
                                 late.push_back(part);
                             }
                         }
-                        for (const HalfPart& part : late) begun.push_back({part.strip, part.to, part.to - part.from});
+                        for (const F16Part& part : late) begun.push_back({part.strip, part.to, part.to - part.from});
                         least = std::min(least, time), most = std::max(most, time);
                     }
                     for (const int count : done) ASSERT_EQ(count, quads);
                     if (strips >= teams) {
                         EXPECT_LE(most - least, 2 * by);
                     }
-                    const HalfBegin end = half_begin(strips, quads, teams, teams, by);
-                    EXPECT_EQ(HalfShare(quads, end, end).parts, 0);
+                    const F16Begin end = f16_begin(strips, quads, teams, teams, by);
+                    EXPECT_EQ(F16Share(quads, end, end).parts, 0);
                 }
 }
 

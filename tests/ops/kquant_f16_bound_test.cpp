@@ -1,12 +1,12 @@
-// The bounds of half_bound.h on the host: products as their definition says stay within them, wrong ones do not, and
-// they are far below what x in int8 may cost.
-#include "tests/ops/half_bound.h"
+// The bounds of kquant_f16_bound.h on the host: products as their definition says stay within them, wrong ones do not,
+// and they are far below what x in int8 may cost.
+#include "tests/ops/kquant_f16_bound.h"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 
-#include "tests/ops/half_world.h"
+#include "tests/ops/kquant_f16_world.h"
 
 namespace riptide {
 namespace {
@@ -21,7 +21,7 @@ std::vector<TakenRow> rows_of(DType type, int64_t cols, bool any) {
     return rows;
 }
 
-TEST(HalfBound, a_taken_row_is_the_row_of_the_file) {
+TEST(KquantF16Bound, a_taken_row_is_the_row_of_the_file) {
     for (const DType type : {DType::q4_k, DType::q6_k}) {
         const test::AnyWeight m(type, 5, 768, 9);
         std::vector<float> w(768);
@@ -37,7 +37,7 @@ TEST(HalfBound, a_taken_row_is_the_row_of_the_file) {
     }
 }
 
-TEST(HalfBound, holds_for_the_definition) {
+TEST(KquantF16Bound, holds_for_the_definition) {
     for (const DType type : {DType::q4_k, DType::q6_k})
         for (const int64_t cols : {3072, 5120})
             for (const bool normed : {false, true}) {
@@ -66,7 +66,7 @@ TEST(HalfBound, holds_for_the_definition) {
 }
 
 /// Of rows of ordinary values, as worst cases: what x in f16 may be off by, of what x in int8 may be.
-TEST(HalfBound, is_far_below_that_of_int8) {
+TEST(KquantF16Bound, is_far_below_that_of_int8) {
     for (const DType type : {DType::q4_k, DType::q6_k})
         for (const int64_t cols : {3072, 5120, 17408}) {
             const test::AwkwardRows rows(cols, 7);
@@ -86,7 +86,7 @@ TEST(HalfBound, is_far_below_that_of_int8) {
 }
 
 /// What a kernel may do wrong, each time in one place: most products show it.
-TEST(HalfBound, wrong_products_break_it) {
+TEST(KquantF16Bound, wrong_products_break_it) {
     using Rows = std::pair<TakenRow, TakenInput>;
     struct Mutant {
         const char* name;

@@ -34,7 +34,7 @@ std::vector<MatrixShape> judged_shapes() {
             {17408, 131}, {25600, 24},  {2048, 4100}, {2304, 4100}, {1024, 50}};
 }
 
-TEST(DecodeHalf, products_stay_within_their_bounds) {
+TEST(DecodeKquantF16, products_stay_within_their_bounds) {
     OpContext op(2, int64_t{64} << 20);
     const float eps = 1e-6f;
     double sharpest = 0;
@@ -65,8 +65,8 @@ TEST(DecodeHalf, products_stay_within_their_bounds) {
     EXPECT_GE(sharpest, 0.02) << "the sharp bound is too loose";
 }
 
-/// To the bit: the host does what half_bound.h says, in the order that it says.
-TEST(DecodeHalf, products_have_the_bits_of_their_definition) {
+/// To the bit: the host does what kquant_f16_bound.h says, in the order that it says.
+TEST(DecodeKquantF16, products_have_the_bits_of_their_definition) {
     RT_GPU_ONLY();
     OpContext op(2, int64_t{64} << 20);
     ThreadPool pool(0);
@@ -110,7 +110,7 @@ TEST(DecodeHalf, products_have_the_bits_of_their_definition) {
         }
 }
 
-struct HalfWorld {
+struct KquantF16World {
     OpContext op{2, int64_t{64} << 20};
 
     Weight weight(DType type, int64_t rows, int64_t cols, uint64_t seed) {
@@ -127,7 +127,7 @@ struct HalfWorld {
 
 /// Products and products that are added, of matrices of both types.
 void rows_have_their_bits_in_any_company(const std::vector<MatrixShape>& shapes) {
-    HalfWorld world;
+    KquantF16World world;
     for (const DType type : {DType::q4_k, DType::q6_k})
         for (const MatrixShape& shape : shapes) {
             const int64_t cols = shape.cols, rows = shape.rows;
@@ -157,20 +157,20 @@ void rows_have_their_bits_in_any_company(const std::vector<MatrixShape>& shapes)
         }
 }
 
-TEST(DecodeHalf, a_row_of_a_product_has_its_bits_in_any_company) {
+TEST(DecodeKquantF16, a_row_of_a_product_has_its_bits_in_any_company) {
     rows_have_their_bits_in_any_company(fewer<std::vector<MatrixShape>>(
         {{3072, 48}, {3072, 1003}, {4096, 4096}, {5120, 101}, {6144, 4103}, {5120, 6144}}, {{3072, 20}, {5120, 9}}));
 }
 
 /// 17 rows and more of these, and 9 of the widest, take CTAs that have a chain each (kquant_f16_wgmma_sm90.cu).
-TEST(DecodeHalf, a_wide_row_of_a_product_has_its_bits_in_any_company) {
+TEST(DecodeKquantF16, a_wide_row_of_a_product_has_its_bits_in_any_company) {
     rows_have_their_bits_in_any_company(
         fewer<std::vector<MatrixShape>>({{9216, 4100}, {17408, 101}, {17408, 5120}, {25600, 131}}, {{17408, 456}}));
 }
 
 /// Groups of both arithmetics and of float matrices beside them: the members' bits are their own.
-TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
-    HalfWorld world;
+TEST(DecodeKquantF16, groups_have_the_bits_of_their_members) {
+    KquantF16World world;
     for (const int64_t cols : brief<int64_t>({3072, 4096, 5120, 7168}, 1)) {
         if (test_gpu() == nullptr && cols != 3072) continue;  // there is one arithmetic there
         const int64_t many = cols == 4096 ? 4100 : fewer(515, 67);
@@ -225,13 +225,13 @@ TEST(DecodeHalf, groups_have_the_bits_of_their_members) {
 }
 
 /// Matrices of any number of rows are shared out among CTAs and their warps in many ways.
-TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
+TEST(DecodeKquantF16, groups_of_any_shape_give_a_row_alone_its_bits) {
     std::mt19937 random(71);
     const auto any = [&](int64_t least, int64_t most) {
         return least + static_cast<int64_t>(random()) % (most - least + 1);
     };
     for (int i = 0; i < (test_gpu() == nullptr ? 3 : fewer(80, 4)); ++i) {
-        HalfWorld world;
+        KquantF16World world;
         const int64_t cols =
             std::vector<int64_t>{3072, 5120, 7168, 9216, 17408}[static_cast<size_t>(any(0, fewer(4, 1)))];
         std::vector<Weight> weights;
@@ -275,9 +275,9 @@ TEST(DecodeHalf, groups_of_any_shape_give_a_row_alone_its_bits) {
 }
 
 /// Attention leaves its rows in int8, too: nobody may take those for a matrix that wants f16.
-TEST(DecodeHalf, int8_rows_that_came_along_are_not_looked_at) {
+TEST(DecodeKquantF16, int8_rows_that_came_along_are_not_looked_at) {
     RT_GPU_ONLY();
-    HalfWorld world;
+    KquantF16World world;
     const AnyWeight m(DType::q4_k, 40, 3072, 61);
     if (expected_arithmetic(test_gpu(), m.w) == Arithmetic::int8) GTEST_SKIP() << "this chip wants int8 rows";
     const Weight w = world.op.weight(m.w);
@@ -293,8 +293,8 @@ TEST(DecodeHalf, int8_rows_that_came_along_are_not_looked_at) {
 }
 
 /// gate, up and down by one op: a row's bits in any company, and those of the ops one by one.
-TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
-    HalfWorld world;
+TEST(DecodeKquantF16, feed_forward_layers_have_the_bits_of_their_parts) {
+    KquantF16World world;
     struct Case {
         DType gate, up, down;
         int64_t d, ff;
@@ -342,9 +342,9 @@ TEST(DecodeHalf, feed_forward_layers_have_the_bits_of_their_parts) {
 }
 
 /// The kernels of a chain start before their predecessors end: the same bits in every replay.
-TEST(DecodeHalf, replays_of_a_graph_of_layers_agree) {
+TEST(DecodeKquantF16, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
-    HalfWorld world;
+    KquantF16World world;
     OpContext& op = world.op;
     const int64_t kHidden = fewer(5120, 3072), kFf = fewer(17408, 256), kInner = fewer(6144, 256);
     const Weight q = world.weight(DType::q4_k, kInner, kHidden, 31), beta = world.weight(DType::f32, 48, kHidden, 32),

@@ -19,7 +19,7 @@ using test::WeightKind;
 constexpr int64_t kDenseCounts[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40};
 constexpr int64_t kFewDenseCounts[] = {1, 2, 4, 8, 17};
 
-/// Wide matrices that Hopper does not multiply in half precision (decode_half_cuda_test.cpp: multiples of 1,024
+/// Wide matrices that Hopper does not multiply in half precision (decode_kquant_f16_cuda_test.cpp: multiples of 1,024
 /// columns), and some that fill no lane, chunk or stage; and enough rows that a CTA has whole tiles.
 constexpr struct DenseShape {
     int64_t cols, rows;
@@ -91,7 +91,7 @@ void compare_products(DenseWorld& world, const std::string& name, const Weight& 
     });
 }
 
-TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
+TEST(DecodeWide, products_of_any_width_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     DenseWorld world;
     for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k})
@@ -102,7 +102,7 @@ TEST(DecodeDense, products_of_any_width_have_the_bits_of_the_general_kernels) {
         }
 }
 
-TEST(DecodeEight, q8_0_products_have_the_bits_of_the_general_kernels) {
+TEST(DecodeQ8, q8_0_products_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     DenseWorld world;
     constexpr DenseShape kEight[] = {{2048, 101}, {2048, 4213}, {8192, 101}, {10240, 33}}, kFewEight[] = {{2048, 20}};
@@ -113,7 +113,7 @@ TEST(DecodeEight, q8_0_products_have_the_bits_of_the_general_kernels) {
     }
 }
 
-TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_kernels) {
+TEST(DecodeQ8, groups_and_feed_forward_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     DenseWorld world;
     const int64_t cols = 2048;
@@ -145,7 +145,7 @@ TEST(DecodeEight, groups_and_feed_forward_layers_have_the_bits_of_the_general_ke
     }
 }
 
-TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
+TEST(DecodeWide, groups_of_all_types_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     DenseWorld world;
     for (const int64_t cols : brief<int64_t>({1280, 5376}, 1)) {
@@ -175,7 +175,7 @@ TEST(DecodeDense, groups_of_all_types_have_the_bits_of_the_general_kernels) {
     }
 }
 
-TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
+TEST(DecodeWide, feed_forward_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     static constexpr int64_t kFew[] = {1, 8, 12};
     DenseWorld world(fewer<std::span<const int64_t>>(kDenseCounts, kFew));
@@ -205,7 +205,7 @@ TEST(DecodeDense, feed_forward_layers_have_the_bits_of_the_general_kernels) {
 }
 
 /// The kernels of a chain start before their predecessors end: the same bits in every replay.
-TEST(DecodeDense, replays_of_a_graph_of_layers_agree) {
+TEST(DecodeWide, replays_of_a_graph_of_layers_agree) {
     RT_GPU_ONLY();
     const int64_t kHidden = fewer(1280, 512), kFf = fewer(4352, 768), kInner = fewer(2304, 512);
     OpContext op(1, int64_t{32} << 20);

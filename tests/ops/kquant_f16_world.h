@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/ops/half_bound.h"
+#include "tests/ops/kquant_f16_bound.h"
 #include "tests/quant/random_weight.h"
 
 namespace riptide::test {
@@ -132,7 +132,7 @@ inline float rms_factor(std::span<const float> x, float eps) {
     return 1.0f / std::sqrt(squares / static_cast<float>(x.size()) + eps);
 }
 
-/// The product as half_bound.h describes it, times 1 / rms.
+/// The product as kquant_f16_bound.h describes it, times 1 / rms.
 inline float half_product(const TakenRow& w, const TakenInput& x, float factor = 1.0f) {
     float c[8] = {};
     for (size_t b = 0; b < w.d.size(); ++b) {
