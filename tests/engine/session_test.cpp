@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "tests/engine/distribution.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {
@@ -280,10 +279,9 @@ TEST_F(SessionTest, sampled_answers_follow_the_distribution) {
         std::vector<int32_t> all = start;
         all.insert(all.end(), tokens.begin(), tokens.end());
         const std::vector<float> logits = all_logits(*session, all);
+        Sampler sampler(r.sampling, 128);
         for (size_t i = 0; i < tokens.size(); ++i) {
-            const float* const row = logits.data() + (start.size() - 1 + i) * 128;
-            const Distribution expected = exact(std::vector<double>(row, row + 128), r.sampling);
-            std::vector<std::pair<int32_t, double>> p(expected.begin(), expected.end());
+            auto p = sampler.distribution(std::span(logits).subspan((start.size() - 1 + i) * 128, 128));
             std::stable_sort(p.begin(), p.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
             double below = 0, own = 0;
             for (const auto& [token, probability] : p) {

@@ -192,4 +192,15 @@ void Sampler::report(std::span<const float> logits, double total, double weight,
     out.sampling_logprob = static_cast<float>(std::log(weight / total));
 }
 
+std::vector<std::pair<int32_t, double>> Sampler::distribution(std::span<const float> logits,
+                                                              std::span<const uint64_t> allowed) {
+    check_finite(logits);
+    filter(logits, allowed);
+    const double total = total_weight();
+    std::vector<std::pair<int32_t, double>> result;
+    for (const Candidate& c : candidates_) result.emplace_back(c.token, c.value / total);
+    std::sort(result.begin(), result.end());
+    return result;
+}
+
 }  // namespace riptide

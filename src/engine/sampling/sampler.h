@@ -58,6 +58,11 @@ class Sampler {
     /// Makes a token part of the answer.
     void accept(int32_t token);
 
+    /// The distribution that sample() draws from: tokens with their probabilities, in order of id. One token at
+    /// temperature 0.
+    std::vector<std::pair<int32_t, double>> distribution(std::span<const float> logits,
+                                                         std::span<const uint64_t> allowed = {});
+
   private:
     struct Candidate {
         int32_t token;
