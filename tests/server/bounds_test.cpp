@@ -2,6 +2,7 @@
 #include "tests/server/http_client.h"
 
 #include "base/json.h"
+#include "server/api/generation_request.h"
 
 namespace riptide::testing {
 namespace {
@@ -132,6 +133,18 @@ TEST_F(ServerBounds, tokens_and_their_texts_come_back_as_they_went) {
         EXPECT_EQ(back.at("content"), json::value(each));
         EXPECT_EQ(back.at("prompt"), json::value(each));
     }
+}
+
+TEST_F(ServerBounds, a_form_is_not_compiled_where_a_request_is_read) {
+    json::object properties;
+    for (int i = 0; i < 2000; ++i) properties[fmt::format("p{}", i)] = {{"type", "string"}};
+    const json::object format = {{"type", "json_schema"}, {"json_schema", {{"schema", {{"properties", properties}}}}}};
+    WorkBudget work;
+    server::RequestDefaults defaults;
+    defaults.work = &work;
+    const auto asked = server::parse_chat({{"messages", user_says("x")}, {"response_format", format}}, defaults);
+    EXPECT_EQ(asked.prompts.at(0).format.kind, AnswerFormat::Kind::json_schema);
+    EXPECT_EQ(work.steps_spent(), 0) << "the engine compiles it, once for all who ask for it";
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ namespace riptide {
 namespace {
 
 std::string key_of(const AnswerFormat& format) {
-    return fmt::format("{} {} {}", static_cast<int>(format.kind), json::serialize(*format.schema), format.text);
+    return fmt::format("{}{:d} {} {}", static_cast<int>(format.kind), format.lenient, json::serialize(*format.schema),
+                       format.text);
 }
 
 }  // namespace

@@ -221,7 +221,7 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     request.n = parse_n(fields);
     request.compression = parse_compression(fields);
     parse_stream(fields, out);
-    request.format = parse_format(fields, defaults.work);
+    request.format = parse_format(fields);
     out.one_tool_call = !fields.boolean("parallel_tool_calls").value_or(true);
     out.logprobs = fields.boolean("logprobs").value_or(false);
     const auto top = fields.integer("top_logprobs", 0, 20);
@@ -329,7 +329,7 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
         refuse("compress", "compress: what echo gives back is the whole prompt");
     if (echo) request.compression.mode = CompressMode::off;
     parse_stream(fields, out);
-    request.format = parse_format(fields, defaults.work);
+    request.format = parse_format(fields);
     out.model = first_string(fields, {"model"});
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
     out.cache_salt = std::string(fields.string("cache_salt").value_or(""));
