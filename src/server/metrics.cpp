@@ -17,16 +17,17 @@ void single(std::string& out, std::string_view name, std::string_view help, std:
 }
 
 void draft_part(std::string& out, const EngineStats& s) {
-    single(out, "drafted_tokens_total", "Guessed tokens that were checked", "counter", s.drafted_rows);
-    single(out, "accepted_tokens_total", "Of them, right", "counter", s.accepted_rows);
+    single(out, "drafted_tokens_total", "Drafted tokens that were checked", "counter", s.drafted_rows);
+    single(out, "accepted_tokens_total", "Of them, accepted", "counter", s.accepted_rows);
     const auto by_slot = [&](std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
         put_head(out, name, help, "counter");
         for (size_t i = 0; i < s.draft_slots.size(); ++i)
             out += fmt::format("riptide_{}{{slot=\"{}\"}} {}\n", name, i + 1, s.draft_slots[i].*count);
     };
-    by_slot("draft_slot_reached_total", "Steps in which all guesses before this one were right and it was there",
+    by_slot("draft_slot_reached_total", "Steps with a drafted token in this place, and all before it accepted",
             &EngineStats::DraftSlot::reached);
-    by_slot("draft_slot_accepted_total", "Of them, steps in which it was right too", &EngineStats::DraftSlot::accepted);
+    by_slot("draft_slot_accepted_total", "Of them, steps in which it was accepted too",
+            &EngineStats::DraftSlot::accepted);
 }
 
 void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info) {
@@ -46,8 +47,7 @@ void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info)
     single(out, "prompt_scored_tokens_total", "Tokens that the scorer read for them", "counter", s.scored_tokens);
     single(out, "prompt_dropped_tokens_total", "Tokens that were left out", "counter", s.dropped_tokens);
     single(out, "answer_tokens_total", "Tokens of answers", "counter", s.answer_tokens);
-    single(out, "formed_rows_total", "Rows of answers of a given form that the device drew for", "counter",
-           s.formed_rows);
+    single(out, "formed_rows_total", "Rows of structured output that the device drew for", "counter", s.formed_rows);
     single(out, "masks_aside_total", "Masks that took so long that another thread found them out", "counter",
            s.masks_aside);
     single(out, "mask_steps_most", "Most work on masks in one step on the engine's thread", "gauge", s.most_mask_steps);

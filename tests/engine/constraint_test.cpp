@@ -7,6 +7,7 @@
 #include "engine/sampling/form_cache.h"
 #include "tests/engine/engine_world.h"
 #include "tests/text/schema_judge.h"
+#include "tests/text/small_vocabulary.h"
 
 namespace riptide::testing {
 namespace {
@@ -223,6 +224,38 @@ TEST_F(EngineConstraint, a_session_and_the_engine_agree) {
     const Heard heard = ask(*engine, request);
     EXPECT_EQ(heard.tokens, expected.tokens);
     EXPECT_EQ(heard.text, expected.text);
+}
+
+/// Bytes, and 150,000 merges of letters: as large as vocabularies are, so that their tree takes a while.
+Tokenizer large_tokenizer() {
+    SmallVocabulary v;
+    std::vector<std::string> pairs;
+    for (char a = 'a'; a <= 'z'; ++a)
+        for (char b = 'a'; b <= 'z'; ++b) {
+            v.merges.push_back({std::string(1, a), std::string(1, b)});
+            pairs.push_back({a, b});
+        }
+    for (const std::string& left : pairs)
+        for (const std::string& right : pairs)
+            if (v.merges.size() < 150'000) v.merges.push_back({left, right});
+    return v.tokenizer();
+}
+
+TEST(Constrainer, who_has_gone_does_not_wait_for_the_tree_of_the_vocabulary) {
+    const Tokenizer tokenizer = large_tokenizer();
+    const AnswerFormat format{.kind = AnswerFormat::Kind::regex, .text = "a"};
+    std::stop_source gone;
+    gone.request_stop();
+    WorkBudget first(WorkBudget::kUnlimited, gone.get_token()), second(WorkBudget::kUnlimited, gone.get_token()), late;
+    late.end_at(std::chrono::steady_clock::now());
+    EXPECT_THROW(TokenTrie(tokenizer, &first), WorkStopped);
+    Constrainer constrainer;
+    EXPECT_THROW(constrainer.get(tokenizer, format, &first), WorkStopped);
+    EXPECT_THROW(constrainer.get(tokenizer, format, &second), WorkStopped) << "nor for who has begun it";
+    EXPECT_THROW(constrainer.get(tokenizer, format, &late), WorkLate);
+    EXPECT_TRUE(constrainer.get(tokenizer, format)) << "which is made all the same";
+    Constrainer ends;  // while its tree is being made
+    EXPECT_THROW(ends.get(tokenizer, format, &first), WorkStopped);
 }
 
 }  // namespace

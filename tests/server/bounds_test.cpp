@@ -2,6 +2,7 @@
 #include "tests/server/http_client.h"
 
 #include "base/json.h"
+#include "server/api/generation_request.h"
 
 namespace riptide::testing {
 namespace {
@@ -132,6 +133,58 @@ TEST_F(ServerBounds, tokens_and_their_texts_come_back_as_they_went) {
         EXPECT_EQ(back.at("content"), json::value(each));
         EXPECT_EQ(back.at("prompt"), json::value(each));
     }
+}
+
+TEST_F(ServerBounds, a_timeout_that_is_no_time_is_refused_by_its_name) {
+    start();
+    for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+        for (const json::value& timeout : json::array{0, -1, 1e10, "1", true, json::array{1}}) {
+            json::object asked = {{"messages", user_says("x")}, {"max_tokens", 5}, {"timeout", timeout}};
+            asked["prompt"] = "x";
+            if (std::string_view(path) == "/v1/responses") asked = {{"input", "x"}, {"timeout", timeout}};
+            const Answer answer = post(path, asked);
+            EXPECT_EQ(answer.status, 400) << path << json::serialize(timeout) << answer.body;
+            EXPECT_NE(answer.body.find("\"timeout"), std::string::npos) << answer.body;
+            if (std::string_view(path) == "/v1/messages") continue;  // its errors name no field apart
+            EXPECT_EQ(answer.param(), "timeout");
+        }
+    expect_alive();
+}
+
+TEST_F(ServerBounds, a_request_ends_at_its_timeout_wherever_it_is) {
+    start();
+    const json::object endless = {{"prompt", "x"}, {"max_tokens", -1}, {"ignore_eos", true}, {"n", 8}};
+    const auto with = [](json::object asked, const json::object& more) {
+        for (const auto& [key, value] : more) asked[key] = value;
+        return asked;
+    };
+    const Answer whole = post("/v1/completions", with(endless, {{"timeout", 0.02}}));
+    EXPECT_EQ(whole.status, 503) << whole.body;
+    EXPECT_EQ(whole.headers.at("Retry-After"), "1");
+    EXPECT_NE(whole.body.find("the deadline of "), std::string::npos) << whole.body;
+    const Answer stream = post("/v1/completions", with(endless, {{"timeout", 0.02}, {"stream", true}}));
+    EXPECT_EQ(stream.status, 200);
+    EXPECT_NE(stream.body.find("the deadline of "), std::string::npos) << stream.body;
+    EXPECT_EQ(stream.body.find("\"finish_reason\":\"length\""), std::string::npos) << stream.body;
+    const json::object form = {{"messages", user_says("x")}, {"json_schema", long_form()}, {"timeout", 0.05}};
+    const Answer compiled = post("/v1/chat/completions", form);  // seconds, if nothing ended it
+    EXPECT_EQ(compiled.status, 503) << compiled.body;
+    EXPECT_NE(compiled.body.find("the deadline has passed before the request was understood"), std::string::npos)
+        << compiled.body;
+    EXPECT_EQ(post("/v1/completions", {{"prompt", "x"}, {"max_tokens", 2}, {"timeout", 3600}}).status, 200);
+    expect_alive();
+}
+
+TEST_F(ServerBounds, a_form_is_not_compiled_where_a_request_is_read) {
+    json::object properties;
+    for (int i = 0; i < 2000; ++i) properties[fmt::format("p{}", i)] = {{"type", "string"}};
+    const json::object format = {{"type", "json_schema"}, {"json_schema", {{"schema", {{"properties", properties}}}}}};
+    WorkBudget work;
+    server::RequestDefaults defaults;
+    defaults.work = &work;
+    const auto asked = server::parse_chat({{"messages", user_says("x")}, {"response_format", format}}, defaults);
+    EXPECT_EQ(asked.prompts.at(0).format.kind, AnswerFormat::Kind::json_schema);
+    EXPECT_EQ(work.steps_spent(), 0) << "the engine compiles it, once for all who ask for it";
 }
 
 }  // namespace

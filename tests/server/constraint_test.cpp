@@ -117,6 +117,48 @@ TEST_F(ServerConstraint, what_is_wrong_with_a_schema_is_said_with_its_place) {
     expect_alive();
 }
 
+/// What pydantic makes of `tags: set[str]`.
+TEST_F(ServerConstraint, what_cannot_be_held_is_passed_over_where_a_request_says_that_it_is_not_strict) {
+    const json::value schema = parse_json(
+        R"({"type": "object", "properties": {"tags": {"items": {"enum": ["a", "b", "c", "d", "e", "f", "g", "h", "i"]},
+        "title": "Tags", "type": "array", "uniqueItems": true, "maxItems": 3}}, "required": ["tags"], "additionalProperties": false})",
+        "schema");
+    json::object rest = schema.as_object();
+    rest.at("properties").at("tags").as_object().erase("uniqueItems");
+    const auto format = [&](const json::object& more) {
+        json::object inner = {{"name", "tags"}, {"schema", schema}};
+        for (const auto& [key, value] : more) inner[key] = value;
+        return inner;
+    };
+    const auto text_format = [&](bool strict) {
+        json::object inner = format({{"strict", strict}});
+        inner["type"] = "json_schema";
+        return json::object{{"text", {{"format", inner}}}, {"input", "go"}, {"max_output_tokens", 200}};
+    };
+    const auto chat_format = [&](const json::object& more) {
+        return json::object{{"response_format", {{"type", "json_schema"}, {"json_schema", format(more)}}}};
+    };
+    for (const json::object& strict :
+         {chat_format({}), chat_format({{"strict", true}}), json::object{{"guided_json", schema}}}) {
+        json::object asked = body(1);
+        for (const auto& [key, value] : strict) asked[key] = value;
+        const Answer answer = post("/v1/chat/completions", asked);
+        EXPECT_EQ(answer.status, 400) << json::serialize(strict);
+        EXPECT_NE(answer.body.find("#/properties/tags: 'uniqueItems'"), std::string::npos) << answer.body;
+    }
+    EXPECT_EQ(post("/v1/responses", text_format(true)).status, 400);
+    EXPECT_EQ(post("/v1/responses", text_format(false)).status, 200);
+    for (const json::object& loose :
+         {chat_format({{"strict", false}}), json::object{{"guided_json", schema}, {"strict", false}}}) {
+        json::object asked = body(1);
+        for (const auto& [key, value] : loose) asked[key] = value;
+        const Answer answer = post("/v1/chat/completions", asked);
+        ASSERT_EQ(answer.status, 200) << answer.body;
+        const std::string text(message_of(answer).at("content").as_string());
+        EXPECT_TRUE(SchemaJudge(rest).valid(parse_json(text, "answer"))) << text;
+    }
+}
+
 json::value nested(int levels) {
     json::value schema = {{"type", "string"}};
     for (int i = 0; i < levels; ++i) schema = {{"type", "array"}, {"items", schema}};

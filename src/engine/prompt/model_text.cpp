@@ -151,10 +151,12 @@ std::shared_ptr<Constraint> ModelText::constraint(const Request& request, const 
         const std::string what = error.what();
         if (what.starts_with("tool")) throw;
         const AnswerFormat& format = request.format;
-        const bool unnamed = format.field == AnswerFormat().field;
-        const bool regex = unnamed && format.kind == AnswerFormat::Kind::regex;
-        const bool grammar = unnamed && format.kind == AnswerFormat::Kind::grammar;
-        throw GrammarError((regex ? "regex" : grammar ? "grammar" : format.field) + ": " + what);
+        const bool regex = format.kind == AnswerFormat::Kind::regex;
+        const bool grammar = format.kind == AnswerFormat::Kind::grammar;
+        if (!format.where.empty()) throw FormError(format.field, format.where + ": " + what);
+        const bool none = format.kind == AnswerFormat::Kind::any;  // then it is that of the tools
+        const std::string field = regex ? "regex" : grammar ? "grammar" : none ? "tools" : format.field;
+        throw FormError(field, field + ": " + what);
     }
 }
 

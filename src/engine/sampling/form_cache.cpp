@@ -1,6 +1,8 @@
 #include "engine/sampling/form_cache.h"
 
 #include <algorithm>
+#include <chrono>
+#include <exception>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -10,13 +12,14 @@ namespace riptide {
 namespace {
 
 std::string key_of(const AnswerFormat& format) {
-    return fmt::format("{} {} {}", static_cast<int>(format.kind), json::serialize(*format.schema), format.text);
+    return fmt::format("{}{:d} {} {}", static_cast<int>(format.kind), format.lenient, json::serialize(*format.schema),
+                       format.text);
 }
 
 }  // namespace
 
 std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const AnswerFormat& format, WorkBudget* work) {
-    return find_or_make(tokenizer, "text " + key_of(format), [&] {
+    return find_or_make(tokenizer, "text " + key_of(format), work, [&] {
         Grammar grammar(work);
         grammar.set_root(add_format(grammar, format));
         return grammar;
@@ -30,23 +33,54 @@ std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const D
         fmt::format("{} {}{:d} {}{:d} {} {} {} {}", dialect.name, static_cast<int>(form.thinking), form.newline_framing,
                     static_cast<int>(choice.kind), choice.single, choice.name.size(), choice.name,
                     json::serialize(form.tools), key_of(form.format));
-    return find_or_make(tokenizer, key, [&] { return dialect.grammar(form, work); });
+    return find_or_make(tokenizer, key, work, [&] { return dialect.grammar(form, work); });
+}
+
+/// Whoever asks waits, as long as somebody waits for him; the tree is made to its end for those who come later.
+Constrainer::Vocabulary Constrainer::vocabulary(const Tokenizer& tokenizer, WorkBudget* work) {
+    std::shared_future<Vocabulary> made;
+    {
+        const std::lock_guard lock(mutex_);
+        if (!vocabulary_.valid()) {
+            std::promise<Vocabulary> promise;
+            made = promise.get_future().share();
+            builder_ = std::jthread([&tokenizer, promise = std::move(promise)](const std::stop_token& stop) mutable {
+                try {
+                    WorkBudget steps(WorkBudget::kUnlimited, stop);
+                    promise.set_value(std::make_shared<const TokenTrie>(tokenizer, &steps));
+                } catch (...) {
+                    promise.set_exception(std::current_exception());
+                }
+            });
+            vocabulary_ = made;
+        }
+        made = vocabulary_;
+    }
+    constexpr std::chrono::milliseconds kLook{1};
+    while (made.wait_for(kLook) != std::future_status::ready)
+        if (work != nullptr) work->look();
+    try {
+        return made.get();
+    } catch (...) {  // there was no memory for it: the next who asks may have more luck
+        const std::lock_guard lock(mutex_);
+        vocabulary_ = {};
+        throw;
+    }
 }
 
 std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer, const std::string& key,
-                                                      const std::function<Grammar()>& make) {
-    std::shared_ptr<const TokenTrie> vocabulary;
+                                                      WorkBudget* work, const std::function<Grammar()>& make) {
+    const Vocabulary tree = vocabulary(tokenizer, work);
     {
         const std::lock_guard lock(mutex_);
-        if (!vocabulary_) vocabulary_ = std::make_shared<TokenTrie>(tokenizer);
-        vocabulary = vocabulary_;
         for (auto it = kept_.begin(); it != kept_.end(); ++it)
             if (it->first == key) {
                 kept_.splice(kept_.begin(), kept_, it);
                 return it->second;
             }
     }
-    std::shared_ptr<Constraint> made = Constraint::compile(make(), vocabulary);  // others need not wait for it
+    std::shared_ptr<Constraint> made = Constraint::compile(make(), tree);  // others need not wait for it
+    Kept dropped;                                                          // nor for what goes
     const std::lock_guard lock(mutex_);
     kept_.emplace_front(key, made);
     std::size_t bytes = 0, count = 0;
@@ -54,7 +88,7 @@ std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer
         bytes += entry.second->bytes() + entry.first.size();
         return ++count > 1 && (count > kMostKept || bytes > kMostBytes);
     });
-    kept_.erase(too_many, kept_.end());
+    dropped.splice(dropped.end(), kept_, too_many, kept_.end());
     return made;
 }
 

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/sampling/mask_search.h"
@@ -21,20 +23,26 @@ class Constrainer {
   public:
     static constexpr std::size_t kMostKept = 64, kMostBytes = std::size_t{128} << 20;
 
-    /// Of plain text. Throws GrammarError. The tokenizer must be the same in all calls. `work` counts what is done, and
-    /// stops it; null: nobody does.
+    /// Of plain text. Throws GrammarError. The tokenizer must be the same in all calls, and outlive this: the first
+    /// call has the vocabulary's tree made of it, by a thread of its own. `work` counts what is done, and stops it, the
+    /// wait for that tree too; null: nobody does.
     std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const AnswerFormat& format, WorkBudget* work = nullptr);
     /// Of a chat's answer.
     std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const Dialect& dialect, const AnswerForm& form,
                                     WorkBudget* work = nullptr);
 
   private:
-    std::shared_ptr<Constraint> find_or_make(const Tokenizer& tokenizer, const std::string& key,
-                                             const std::function<Grammar()>& make);
+    using Vocabulary = std::shared_ptr<const TokenTrie>;
+    using Kept = std::list<std::pair<std::string, std::shared_ptr<Constraint>>>;
 
-    std::mutex mutex_;
-    std::shared_ptr<const TokenTrie> vocabulary_;  // from the first call on: a fraction of a second for large ones
-    std::list<std::pair<std::string, std::shared_ptr<Constraint>>> kept_;  // the last used first
+    std::shared_ptr<Constraint> find_or_make(const Tokenizer& tokenizer, const std::string& key, WorkBudget* work,
+                                             const std::function<Grammar()>& make);
+    Vocabulary vocabulary(const Tokenizer& tokenizer, WorkBudget* work);
+
+    std::mutex mutex_;  // held for lookups only
+    std::shared_future<Vocabulary> vocabulary_;
+    Kept kept_;             // the last used first
+    std::jthread builder_;  // of the vocabulary's tree; stopped and joined before all else goes
 };
 
 /// What may come at one place of an answer of a given form. Cheap to copy.

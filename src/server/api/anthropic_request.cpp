@@ -237,13 +237,13 @@ void parse_thinking(const Fields& fields, const RequestDefaults& defaults, ChatO
 }
 
 /// output_config.format, output_format (what it was called before), or a form as parse_format has it.
-AnswerFormat parse_output_format(const Fields& fields, WorkBudget* work) {
-    AnswerFormat out = parse_format(fields, work);
+AnswerFormat parse_output_format(const Fields& fields) {
+    AnswerFormat out = parse_format(fields);
     const auto take = [&](const json::object* format, const std::string& where) {
         if (format == nullptr) return;
         if (out.kind != AnswerFormat::Kind::any)
             refuse(where, "{}: the answer has a form already, of {}; expected one of the two", where, out.field);
-        out = parse_format_object(*format, where, work);
+        out = parse_format_object(*format, where);
     };
     if (const json::object* config = fields.object("output_config"))
         take(Fields(*config, "output_config.").object("format"), "output_config.format");
@@ -275,6 +275,7 @@ bool goes_on_with_last(const ChatPrompt& prompt, const Fields& fields) {
 GenerationRequest parse_messages(json::object body, const RequestDefaults& defaults, MessagesFor purpose) {
     const Fields fields(body);
     GenerationRequest out;
+    out.until = parse_timeout(fields, defaults.work);
     Request& request = out.prompts.emplace_back();
     SamplingParams& sampling = request.sampling = defaults.sampling;
     sampling.temperature = fields.number("temperature").value_or(sampling.temperature);
@@ -305,7 +306,7 @@ GenerationRequest parse_messages(json::object body, const RequestDefaults& defau
     }
     const bool offered = parse_anthropic_tool_choice(fields, request.tool_choice);
     out.one_tool_call = request.tool_choice.single;
-    request.format = parse_output_format(fields, defaults.work);
+    request.format = parse_output_format(fields);
     if (const json::array* tools = fields.array("tools"); tools != nullptr && offered)
         prompt.tools = functions_of(*tools);
     prompt.messages = prepare_history(std::move(prompt.messages));

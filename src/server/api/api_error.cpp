@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/json.h"
+#include "text/dialects/response_format.h"
 #include "text/jinja/template.h"
 
 namespace riptide::server {
@@ -123,6 +124,7 @@ ApiError from_engine(const Error& error) {
     }
     if (const auto* raised = dynamic_cast<const jinja::RaisedError*>(&error))
         return {400, raised->template_message(), "messages"};
+    if (const auto* form = dynamic_cast<const FormError*>(&error)) return {400, form->what(), form->field};
     return from_failure({error.kind(), error.what()});
 }
 

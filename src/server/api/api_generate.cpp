@@ -1,4 +1,6 @@
 // Routes that generate.
+#include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <random>
 
@@ -110,6 +112,12 @@ class Follower {
     std::map<int32_t, std::string> said_;  // by each answer, if it is logged
 };
 
+/// At least a millisecond: what is late already is found out by the engine.
+std::chrono::milliseconds time_until(std::chrono::steady_clock::time_point end) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    return std::max(left, std::chrono::milliseconds(1));
+}
+
 }  // namespace
 
 void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, const std::string& field,
@@ -140,6 +148,7 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
             Request& request = asked.prompts[i];
             request.isolation = salted(ctx.isolation, asked.cache_salt);
             request.session = live->session;
+            if (asked.until) request.deadline = time_until(*asked.until);
             ids->push_back(
                 ctx.engine.submit(std::move(request), reply.events->sink(static_cast<int32_t>(i)), &ctx.work));
             follower->submitted(ids->back());

@@ -9,19 +9,6 @@ namespace riptide::server {
 
 namespace {
 
-/// Whatever is wrong with the form itself is said here, with the field; what does not fit the vocabulary or is too
-/// large when compiled is said by submit.
-AnswerFormat checked(AnswerFormat format, const std::string& where, WorkBudget* work) {
-    format.field = where.substr(0, where.find('.'));
-    try {
-        Grammar grammar(work);
-        add_format(grammar, format);
-    } catch (const GrammarError& error) {
-        refuse(format.field, "{}: {}", where, error.what());
-    }
-    return format;
-}
-
 using FormKind = AnswerFormat::Kind;
 
 /// A field that holds the answer to a form, and how it says it.
@@ -67,7 +54,7 @@ json::value words_in(const Fields& fields, const char* name) {
 }
 
 /// The form that one of the fields asks for, into `out`, which must not have one yet.
-void add_forms(const Fields& fields, std::span<const FormField> known, WorkBudget* work, AnswerFormat& out) {
+void add_forms(const Fields& fields, std::span<const FormField> known, AnswerFormat& out) {
     for (const auto& [name, kind] : known) {
         if (fields.find(name) == nullptr) continue;
         AnswerFormat form{.kind = kind};
@@ -78,7 +65,8 @@ void add_forms(const Fields& fields, std::span<const FormField> known, WorkBudge
         if (out.kind != FormKind::any)
             refuse(fields.name(name), "{}: the answer has a form already, of {}; expected one of the two",
                    fields.name(name), out.field);
-        out = checked(std::move(form), fields.name(name), work);
+        form.place_in(fields.name(name));
+        out = std::move(form);
     }
 }
 
@@ -97,34 +85,45 @@ void refuse_other_forms(const json::object& forms) {
 
 }  // namespace
 
-AnswerFormat parse_format_object(const json::object& format, const std::string& where, WorkBudget* work) {
+AnswerFormat parse_format_object(const json::object& format, const std::string& where) {
     const Fields fields(format, where + ".");
     const std::string type(fields.string("type").value_or(""));
     if (type == "text") return {};
-    if (type == "json_object" && fields.find("schema") == nullptr)
-        return {.kind = AnswerFormat::Kind::json_object, .field = where.substr(0, where.find('.'))};
+    AnswerFormat out;
+    out.place_in(where);
+    if (type == "json_object" && fields.find("schema") == nullptr) {
+        out.kind = FormKind::json_object;
+        return out;
+    }
     if (type != "json_schema" && type != "json_object")
         refuse(where, "{}.type: expected text, json_object or json_schema, found '{}'", where, type.substr(0, 40));
     const json::object* inner = fields.object("json_schema");
     const std::string place = inner != nullptr ? where + ".json_schema" : where;
-    const json::value* schema = Fields(inner != nullptr ? *inner : format, place + ".").find("schema");
+    const Fields holder(inner != nullptr ? *inner : format, place + ".");
+    const json::value* schema = holder.find("schema");
     if (schema == nullptr) refuse(where, "{}.schema: missing", place);
-    return checked({.kind = AnswerFormat::Kind::json_schema, .schema = *schema}, place + ".schema", work);
+    out.kind = FormKind::json_schema;
+    out.schema = *schema;
+    out.lenient = !holder.boolean("strict").value_or(true);
+    out.place_in(place + ".schema");
+    return out;
 }
 
-AnswerFormat parse_format(const Fields& fields, WorkBudget* work) {
+AnswerFormat parse_format(const Fields& fields) {
     AnswerFormat out;
     if (const json::object* format = fields.object("response_format"))
-        out = parse_format_object(*format, "response_format", work);
-    add_forms(fields, kForms, work, out);
+        out = parse_format_object(*format, "response_format");
+    add_forms(fields, kForms, out);
     if (const json::object* forms = fields.object("structured_outputs")) {
         const Fields inner(*forms, "structured_outputs.");
-        add_forms(inner, kStructuredForms, work, out);
+        add_forms(inner, kStructuredForms, out);
         refuse_other_forms(*forms);
     }
     if (fields.find("guided_whitespace_pattern") != nullptr)
         refuse("guided_whitespace_pattern", "guided_whitespace_pattern: not supported; a grammar can say it");
-    if (fields.boolean("strict").value_or(false) && out.kind == AnswerFormat::Kind::any)
+    const std::optional<bool> strict = fields.boolean("strict");
+    if (strict) out.lenient = !*strict;
+    if (strict.value_or(false) && out.kind == AnswerFormat::Kind::any)
         refuse("strict", "strict: there is no schema beside it; expected inside a tool's function or in json_schema");
     return out;
 }

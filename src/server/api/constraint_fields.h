@@ -12,12 +12,13 @@ namespace riptide::server {
 /// `response_format` (text, json_object, json_schema), this server's own `regex` and `grammar` (EBNF or
 /// Lark, see text/structured/grammar_ebnf.h and text/structured/grammar_lark.h), and what other engines call these:
 /// `json_schema`, `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar`, `structured_outputs` (json, regex,
-/// choice, grammar, json_object). One of them may be given. Throws ApiError naming the field, and for a schema the word
-/// that is not supported and its place. `work` counts what it takes to find that out, and stops it; null: nobody does.
-AnswerFormat parse_format(const Fields& fields, WorkBudget* work);
+/// choice, grammar, json_object). One of them may be given. `strict` of the request tells how a schema is read. Throws
+/// ApiError naming the field; what is wrong with the form itself is found out where it is compiled (ModelText).
+AnswerFormat parse_format(const Fields& fields);
 /// {"type": "json_schema", "schema": ...} or with the schema under "json_schema", {"type": "json_object"} (with or
-/// without "schema"), {"type": "text"}; `where` names it in errors.
-AnswerFormat parse_format_object(const json::object& format, const std::string& where, WorkBudget* work);
+/// without "schema"), {"type": "text"}; "strict": false beside the schema has it read leniently. `where` names it in
+/// errors.
+AnswerFormat parse_format_object(const json::object& format, const std::string& where);
 
 /// Which of the tools the model is offered.
 struct ToolOffer {

@@ -1,6 +1,7 @@
 #include "server/api/generation_request.h"
 
 #include <charconv>
+#include <cmath>
 #include <limits>
 
 #include "base/json.h"
@@ -167,6 +168,18 @@ std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_l
     return out;
 }
 
+std::optional<std::chrono::steady_clock::time_point> parse_timeout(const Fields& fields, WorkBudget* work) {
+    constexpr double kMost = 1e9;  // as a clock's nanoseconds it fits into 63 bits
+    const auto seconds = fields.number("timeout");
+    if (!seconds) return std::nullopt;
+    if (!(*seconds > 0 && *seconds <= kMost))
+        refuse("timeout", "timeout is {}, expected seconds: more than 0 and at most {}", *seconds, kMost);
+    const std::chrono::milliseconds time(static_cast<int64_t>(std::ceil(*seconds * 1000)));
+    const auto until = std::chrono::steady_clock::now() + time;
+    if (work != nullptr) work->end_at(until);
+    return until;
+}
+
 SamplingParams parse_sampling(const Fields& f, const RequestDefaults& defaults) {
     SamplingParams p = defaults.sampling;
     p.temperature = f.number("temperature").value_or(p.temperature);
@@ -216,12 +229,13 @@ json::array prepare_tools(const json::array& tools) {
 GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults) {
     const Fields fields(body);
     GenerationRequest out;
+    out.until = parse_timeout(fields, defaults.work);
     Request& request = out.prompts.emplace_back();
     request.sampling = parse_sampling(fields, defaults);
     request.n = parse_n(fields);
     request.compression = parse_compression(fields);
     parse_stream(fields, out);
-    request.format = parse_format(fields, defaults.work);
+    request.format = parse_format(fields);
     out.one_tool_call = !fields.boolean("parallel_tool_calls").value_or(true);
     out.logprobs = fields.boolean("logprobs").value_or(false);
     const auto top = fields.integer("top_logprobs", 0, 20);
@@ -315,6 +329,7 @@ bool says_how_long(const Fields& fields) {
 GenerationRequest parse_completion(json::object body, const RequestDefaults& defaults, const Tokenizer* tokenizer) {
     const Fields fields(body);
     GenerationRequest out;
+    out.until = parse_timeout(fields, defaults.work);
     refuse_unsupported(fields);
     const bool echo = fields.boolean("echo").value_or(false);
     Request request;
@@ -329,7 +344,7 @@ GenerationRequest parse_completion(json::object body, const RequestDefaults& def
         refuse("compress", "compress: what echo gives back is the whole prompt");
     if (echo) request.compression.mode = CompressMode::off;
     parse_stream(fields, out);
-    request.format = parse_format(fields, defaults.work);
+    request.format = parse_format(fields);
     out.model = first_string(fields, {"model"});
     out.session = first_string(fields, {"prompt_cache_key", "session_id"});
     out.cache_salt = std::string(fields.string("cache_salt").value_or(""));

@@ -1,6 +1,7 @@
 // What a client asks for, in any dialect, ready for the engine.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ struct GenerationRequest {
     std::string session;            // from the body; may be empty
     std::string cache_salt;         // requests with another one share no cache; may be empty
     CustomNames custom;             // tools of a chat that take free text
+    std::optional<std::chrono::steady_clock::time_point> until;  // `timeout`: then all of it fails that is not over
     bool stream = false;
     bool include_usage = false;  // a last chunk of a stream with the usage
     bool one_tool_call = false;  // further calls of an answer are dropped
@@ -46,6 +48,10 @@ SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defau
 /// How many tokens an answer may have by the last of the fields that are there; -1: until the context ends. Throws
 /// ApiError.
 std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_list<const char*> keys);
+
+/// `timeout`: how many seconds from here on the request may take. `work` (or null) hears of it. LiteLLM's proxy has the
+/// same field, and the clients that are made for it send it. Throws ApiError.
+std::optional<std::chrono::steady_clock::time_point> parse_timeout(const Fields& fields, WorkBudget* work);
 
 /// `compress`: what is to become of a long prompt (engine/compression/compression.h). A mode ("off", "auto", "always"),
 /// or an object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (replies have the prompt

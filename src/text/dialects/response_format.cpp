@@ -12,7 +12,7 @@ Grammar::Expr add_format(Grammar& grammar, const AnswerFormat& format) {
         case AnswerFormat::Kind::json_object:
             return add_json_object(grammar);
         case AnswerFormat::Kind::json_schema:
-            return add_json_schema(grammar, *format.schema);
+            return add_json_schema(grammar, *format.schema, {.lenient = format.lenient});
         case AnswerFormat::Kind::regex:
             return add_regex(grammar, format.text, false);
         case AnswerFormat::Kind::grammar:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "base/json.h"
 #include "text/grammar/grammar.h"
@@ -20,8 +21,22 @@ struct AnswerFormat {
     };
     Kind kind = Kind::any;
     SharedJson schema = {};
+    bool lenient = false;  // how the schema is read: SchemaOptions
     std::string text = {};
-    std::string field = "response_format";  // what the request calls it, for errors
+    /// For errors: the request's field, and where in it the form stands ("response_format.json_schema.schema").
+    std::string field = "response_format", where = {};
+
+    void place_in(const std::string& path) {
+        where = path;
+        field = path.substr(0, path.find('.'));
+    }
+};
+
+/// What is wrong with the form of the visible text.
+class FormError : public GrammarError {
+  public:
+    FormError(std::string field_, const std::string& message) : GrammarError(message), field(std::move(field_)) {}
+    std::string field;  // AnswerFormat's
 };
 
 /// Whether tools are called.

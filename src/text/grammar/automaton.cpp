@@ -45,6 +45,14 @@ int32_t AutomatonBuilder::add_node() {
     return static_cast<int32_t>(nodes_.size() - 1);
 }
 
+void AutomatonBuilder::add_arc(int32_t from, Way way, int32_t low, int32_t high, int32_t to) {
+    if (arcs_.size() >= kMostArcs)
+        throw GrammarError(fmt::format("too large: more than {} transitions", Automaton::kMostEdges));
+    const auto number = static_cast<int32_t>(arcs_.size());
+    arcs_.push_back({way, low, high, to, at(from).first});
+    at(from).first = number;
+}
+
 /// Without bytes that no token spells.
 void AutomatonBuilder::add_edge(int32_t from, int32_t low, int32_t high, int32_t to) {
     const auto spelled = [&](int32_t byte) { return byte >= 256 || bytes_[static_cast<std::size_t>(byte)]; };
@@ -52,7 +60,7 @@ void AutomatonBuilder::add_edge(int32_t from, int32_t low, int32_t high, int32_t
         if (!spelled(begin)) continue;
         int32_t end = begin;
         while (end < high && spelled(end + 1)) ++end;
-        at(from).edges.push_back({begin, end, to});
+        add_arc(from, Way::edge, begin, end, to);
         begin = end;
     }
 }
@@ -69,7 +77,7 @@ void AutomatonBuilder::add_rule(int32_t rule, Grammar::Expr body, bool block) {
     const int32_t end = body < 0 ? add_node() : block ? add_times(shared(body), kBlock, start) : add(body, start);
     // An end of its own: the way on from a loop must not start behind the end of the rule.
     const int32_t last = add_node();
-    if (body >= 0) at(end).skips.push_back(last);
+    if (body >= 0) add_skip(end, last);
     at(last).accepts = true;
     starts_[static_cast<std::size_t>(rule)] = start;
     ends_[static_cast<std::size_t>(rule)] = last;
@@ -92,7 +100,7 @@ int32_t AutomatonBuilder::add(Grammar::Expr expr, int32_t from, int depth) {
             const int32_t to = add_node();
             for (const Grammar::Expr part : node.parts) {
                 const int32_t end = add(part, from, depth + 1);
-                at(end).skips.push_back(to);
+                add_skip(end, to);
             }
             return to;
         }
@@ -100,7 +108,7 @@ int32_t AutomatonBuilder::add(Grammar::Expr expr, int32_t from, int depth) {
             return add_repeat(node, from, depth);
         case Grammar::Kind::rule: {
             const int32_t to = add_node();
-            at(from).calls.push_back({node.rule, to});
+            add_call(from, Way::call, node.rule, to);
             return to;
         }
         case Grammar::Kind::token:
@@ -135,15 +143,15 @@ int32_t AutomatonBuilder::add_network(const Grammar::Network& network, int32_t f
     for (int32_t i = 0; i < network.states; ++i) states.push_back(add_node());
     const auto state = [&](int32_t i) { return states[static_cast<std::size_t>(i)]; };
     const int32_t to = add_node();
-    at(from).skips.push_back(state(0));
+    add_skip(from, state(0));
     for (const Grammar::Arc& arc : network.arcs) {
         const Grammar::Node& by = grammar_.node(arc.expr);
         const int32_t first = state(arc.from), next = state(arc.to);
         if (by.kind == Grammar::Kind::chars) add_chars(by.chars, first, next);
-        else if (by.kind == Grammar::Kind::rule) at(first).calls.push_back({by.rule, next});
-        else at(add(arc.expr, first, depth + 1)).skips.push_back(next);
+        else if (by.kind == Grammar::Kind::rule) add_call(first, Way::call, by.rule, next);
+        else add_skip(add(arc.expr, first, depth + 1), next);
     }
-    for (const int32_t last : network.finals) at(state(last)).skips.push_back(to);
+    for (const int32_t last : network.finals) add_skip(state(last), to);
     return to;
 }
 
@@ -163,7 +171,7 @@ int32_t AutomatonBuilder::shared(Grammar::Expr expr, bool block) {
 int32_t AutomatonBuilder::add_times(int32_t rule, int64_t count, int32_t from) {
     for (int64_t i = 0; i < count; ++i) {
         const int32_t next = add_node();
-        at(from).solid.push_back({rule, next});
+        add_call(from, Way::solid, rule, next);
         from = next;
     }
     return from;
@@ -176,15 +184,15 @@ void AutomatonBuilder::add_up_to(Grammar::Expr part, int64_t most, int32_t from,
     std::vector<int32_t> left = {to};  // by how many may still come
     for (int64_t i = 1; i <= (blocks > 0 ? kBlock - 1 : singles); ++i) {
         const int32_t node = add_node();
-        at(node).skips.push_back(to);
-        at(node).solid.push_back({rule, left.back()});
+        add_skip(node, to);
+        add_call(node, Way::solid, rule, left.back());
         left.push_back(node);
     }
     for (int64_t i = 0; i < blocks; ++i) {
-        at(from).skips.push_back(left.back());
+        add_skip(from, left.back());
         from = add_times(shared(part, true), 1, from);
     }
-    at(from).skips.push_back(left[static_cast<std::size_t>(singles)]);
+    add_skip(from, left[static_cast<std::size_t>(singles)]);
 }
 
 int32_t AutomatonBuilder::add_repeat(const Grammar::Node& node, int32_t from, int depth) {
@@ -192,37 +200,37 @@ int32_t AutomatonBuilder::add_repeat(const Grammar::Node& node, int32_t from, in
     const bool unbounded = node.most == Grammar::kUnbounded;
     if (unbounded && node.least == 0) {
         const int32_t loop = add_node();
-        at(from).skips.push_back(loop);
+        add_skip(from, loop);
         const int32_t end = add(part, loop, depth + 1);
-        at(end).skips.push_back(loop);
+        add_skip(end, loop);
         return loop;
     }
     const int32_t to = add_node();
     if (node.least == 0 && node.most == 1) {
         const int32_t end = add(part, from, depth + 1);
-        at(end).skips.push_back(to);
-        at(from).skips.push_back(to);
+        add_skip(end, to);
+        add_skip(from, to);
         return to;
     }
     const int32_t rule = shared(part);
     const auto add_rest = [&](int32_t first, int64_t most) {
-        if (unbounded) at(first).skips.push_back(to);
+        if (unbounded) add_skip(first, to);
         else add_up_to(part, most, first, to);
     };
     // Each repetition takes something. If the part may be empty, so may all that must still come, at once.
     const int64_t blocks = node.least > kBlock ? node.least / kBlock : 0;
     if (blocks > 0) {
         const int32_t none_must = add_node();
-        at(from).maybe.push_back({rule, none_must});
+        add_call(from, Way::maybe, rule, none_must);
         add_rest(none_must, node.most);
         from = add_times(shared(part, true), blocks, from);
     }
     for (int64_t i = blocks * kBlock; i < node.least; ++i) {
-        if (blocks == 0) at(from).maybe.push_back({rule, to});
+        if (blocks == 0) add_call(from, Way::maybe, rule, to);
         from = add_times(rule, 1, from);
     }
     add_rest(from, node.most - node.least);
-    if (unbounded) at(to).solid.push_back({rule, to});
+    if (unbounded) add_call(to, Way::solid, rule, to);
     return to;
 }
 

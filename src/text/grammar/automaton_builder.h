@@ -2,7 +2,10 @@
 #pragma once
 
 #include <compare>
+#include <deque>
 #include <map>
+#include <span>
+#include <vector>
 
 #include "text/grammar/automaton.h"
 
@@ -18,22 +21,56 @@ class AutomatonBuilder {
     struct Edge {
         int32_t low, high, to;  // bytes; a markup token t is 256 + t
     };
+    enum class Way : uint8_t {
+        edge,
+        call,
+        solid,  // a call that must take something
+        maybe,  // takes nothing, if the rule may be empty
+        skip,   // takes nothing
+    };
+    /// A way out of a node. Those of a node are a list, and all lists stand in arcs_: of 200,000 nodes most have a
+    /// single way out, and vectors for each would be most of the memory that compiling takes.
+    struct Arc {
+        Way way;
+        int32_t low, high;  // of an edge; low of a call: the rule
+        int32_t to, next;   // next: in arcs_; -1: the last
+    };
     struct Node {
-        int32_t rule = 0;
-        std::vector<Edge> edges;
-        std::vector<Automaton::Call> calls;
-        std::vector<Automaton::Call> solid;  // calls that must take something
-        std::vector<Automaton::Call> maybe;  // edges that take nothing, if the rule may be empty
-        std::vector<int32_t> skips;          // edges that take nothing
+        int32_t rule = 0, first = -1;  // first: in arcs_
         bool accepts = false;
-        int32_t need = kNever;
+    };
+    /// A node once nothing is empty: its edges and calls are ranges of edges_ and calls_.
+    struct Solid {
+        int32_t rule = 0, need = kNever;
+        int32_t first_edge = 0, edges = 0, first_call = 0, calls = 0;
+        bool accepts = false;
     };
     static constexpr int32_t kNever = 1 << 30;
+    /// Beyond them nothing comes of it that is within the bounds of an Automaton: its edges, and some empty ones.
+    static constexpr std::size_t kMostArcs = Automaton::kMostEdges + 2 * Automaton::kMostNodes;
     static constexpr int64_t kBlock = 1000;  // repetitions that are counted one by one
 
     Node& at(int32_t node) { return nodes_[static_cast<std::size_t>(node)]; }
+    Solid& solid_at(int32_t node) { return solid_[static_cast<std::size_t>(node)]; }
+    std::span<Edge> edges_of(const Solid& node) {
+        return std::span(edges_).subspan(static_cast<std::size_t>(node.first_edge),
+                                         static_cast<std::size_t>(node.edges));
+    }
+    std::span<Automaton::Call> calls_of(const Solid& node) {
+        return std::span(calls_).subspan(static_cast<std::size_t>(node.first_call),
+                                         static_cast<std::size_t>(node.calls));
+    }
+    /// Calls see(arc) for each way out of the node.
+    template <class See>
+    void each_arc(int32_t node, const See& see) {
+        for (int32_t i = at(node).first; i >= 0; i = arcs_[static_cast<std::size_t>(i)].next)
+            see(arcs_[static_cast<std::size_t>(i)]);
+    }
     int32_t add_node();
     void add_edge(int32_t from, int32_t low, int32_t high, int32_t to);
+    void add_arc(int32_t from, Way way, int32_t low, int32_t high, int32_t to);
+    void add_skip(int32_t from, int32_t to) { add_arc(from, Way::skip, 0, 0, to); }
+    void add_call(int32_t from, Way way, int32_t rule, int32_t to) { add_arc(from, way, rule, 0, to); }
 
     // Construction: each gives the node where what it adds ends.
     int32_t add(Grammar::Expr expr, int32_t from, int depth = 0);
@@ -56,7 +93,7 @@ class AutomatonBuilder {
     void spread(int32_t node);
     int32_t behind_skips(int32_t node);
     void take_out_skips();
-    void merge_reached(int32_t node, Node& out);
+    Solid merge_reached(int32_t node);
     void find_needs();
     void drop_useless();
     std::vector<int32_t> numbers();
@@ -66,7 +103,11 @@ class AutomatonBuilder {
     const std::array<bool, 256>& bytes_;
     std::span<const std::string> known_;
     std::vector<std::string> tokens_;
-    std::vector<Node> nodes_;
+    std::vector<Node> nodes_;  // gone, as arcs_ is, once solid_ is made
+    std::deque<Arc> arcs_;     // never copied to grow
+    std::vector<Solid> solid_;
+    std::vector<Edge> edges_;             // of solid_
+    std::vector<Automaton::Call> calls_;  // of solid_
     int32_t rule_ = 0;                    // whose body is being added
     std::vector<int32_t> starts_, ends_;  // of each rule
     std::vector<uint8_t> empty_;          // rules that may be empty

@@ -28,13 +28,12 @@ void AutomatonBuilder::spread(int32_t node) {
         if (std::exchange(mark_[static_cast<std::size_t>(n)], stamp_) != stamp_) reached_.push_back(n);
     };
     reach(node);
-    for (std::size_t i = 0; i < reached_.size(); ++i) {
-        const Node& n = at(reached_[i]);
-        for (const int32_t to : n.skips) reach(to);
-        for (const auto* calls : {&n.calls, &n.maybe})
-            for (const Automaton::Call& call : *calls)
-                if (empty_[static_cast<std::size_t>(call.rule)]) reach(call.to);
-    }
+    for (std::size_t i = 0; i < reached_.size(); ++i)
+        each_arc(reached_[i], [&](const Arc& arc) {
+            const bool nothing = arc.way == Way::skip || ((arc.way == Way::call || arc.way == Way::maybe) &&
+                                                          empty_[static_cast<std::size_t>(arc.low)]);
+            if (nothing) reach(arc.to);
+        });
     count_work(reached_.size());
 }
 
@@ -56,47 +55,49 @@ void AutomatonBuilder::find_empty() {
 int32_t AutomatonBuilder::behind_skips(int32_t node) {
     for (int steps = 0; steps < 64; ++steps) {
         const Node& n = at(node);
-        if (n.accepts || !n.edges.empty() || !n.calls.empty() || !n.solid.empty() || !n.maybe.empty()) break;
-        if (n.skips.size() != 1) break;
-        node = n.skips[0];
+        if (n.accepts || n.first < 0) break;
+        const Arc& only = arcs_[static_cast<std::size_t>(n.first)];
+        if (only.way != Way::skip || only.next >= 0) break;
+        node = only.to;
     }
     return node;
 }
 
-void AutomatonBuilder::merge_reached(int32_t node, Node& out) {
+AutomatonBuilder::Solid AutomatonBuilder::merge_reached(int32_t node) {
     spread(node);
-    out.rule = at(node).rule;
+    Solid out{.rule = at(node).rule,
+              .first_edge = static_cast<int32_t>(edges_.size()),
+              .first_call = static_cast<int32_t>(calls_.size())};
     for (const int32_t r : reached_) {
-        const Node& from = at(r);
-        out.accepts = out.accepts || from.accepts;
-        count_work(from.edges.size() + from.calls.size() + from.solid.size());
-        for (Edge edge : from.edges) {
-            edge.to = behind_skips(edge.to);
-            out.edges.push_back(edge);
-        }
-        for (const auto* calls : {&from.calls, &from.solid})
-            for (Automaton::Call call : *calls) {
-                call.to = behind_skips(call.to);
-                out.calls.push_back(call);
-            }
+        out.accepts = out.accepts || at(r).accepts;
+        std::size_t taken = 0;
+        each_arc(r, [&](const Arc& arc) {
+            if (arc.way == Way::edge) edges_.push_back({arc.low, arc.high, behind_skips(arc.to)});
+            else if (arc.way == Way::call || arc.way == Way::solid) calls_.push_back({arc.low, behind_skips(arc.to)});
+            else return;
+            ++taken;
+        });
+        count_work(taken);
     }
-    const auto key = [](const Edge& e) { return std::tuple(e.low, e.high, e.to); };
-    std::sort(out.edges.begin(), out.edges.end(), [&](const Edge& a, const Edge& b) { return key(a) < key(b); });
-    out.edges.erase(
-        std::unique(out.edges.begin(), out.edges.end(), [&](const Edge& a, const Edge& b) { return key(a) == key(b); }),
-        out.edges.end());
-    const auto pair = [](const Automaton::Call& c) { return std::pair(c.rule, c.to); };
-    std::sort(out.calls.begin(), out.calls.end(), [&](const auto& a, const auto& b) { return pair(a) < pair(b); });
-    out.calls.erase(std::unique(out.calls.begin(), out.calls.end(),
-                                [&](const auto& a, const auto& b) { return pair(a) == pair(b); }),
-                    out.calls.end());
+    const auto edges = edges_.begin() + out.first_edge;
+    const auto edge = [](const Edge& e) { return std::tuple(e.low, e.high, e.to); };
+    std::sort(edges, edges_.end(), [&](const Edge& a, const Edge& b) { return edge(a) < edge(b); });
+    edges_.erase(std::unique(edges, edges_.end(), [&](const Edge& a, const Edge& b) { return edge(a) == edge(b); }),
+                 edges_.end());
+    const auto calls = calls_.begin() + out.first_call;
+    const auto call = [](const Automaton::Call& c) { return std::pair(c.rule, c.to); };
+    std::sort(calls, calls_.end(), [&](const auto& a, const auto& b) { return call(a) < call(b); });
+    calls_.erase(std::unique(calls, calls_.end(), [&](const auto& a, const auto& b) { return call(a) == call(b); }),
+                 calls_.end());
+    out.edges = static_cast<int32_t>(edges_.size()) - out.first_edge;
+    out.calls = static_cast<int32_t>(calls_.size()) - out.first_call;
+    return out;
 }
 
 void AutomatonBuilder::take_out_skips() {
-    std::vector<Node> merged(nodes_.size());
+    solid_.resize(nodes_.size());
     std::vector<uint8_t> seen(nodes_.size(), 0);
     std::vector<int32_t> todo;
-    std::size_t edges = 0;
     const auto visit = [&](int32_t node) {
         if (!std::exchange(seen[static_cast<std::size_t>(node)], uint8_t{1})) todo.push_back(node);
     };
@@ -104,20 +105,21 @@ void AutomatonBuilder::take_out_skips() {
     while (!todo.empty()) {
         const int32_t node = todo.back();
         todo.pop_back();
-        Node& out = merged[static_cast<std::size_t>(node)];
-        merge_reached(node, out);
+        Solid& out = solid_at(node);
+        out = merge_reached(node);
         if (starts_[static_cast<std::size_t>(out.rule)] == node)
             out.accepts = false;  // callers know that it may be empty
-        edges += out.edges.size() + out.calls.size();
-        if (edges > Automaton::kMostEdges)
+        if (edges_.size() + calls_.size() > Automaton::kMostEdges)
             throw GrammarError(fmt::format("too large: more than {} transitions", Automaton::kMostEdges));
-        for (const Edge& edge : out.edges) visit(edge.to);
-        for (const Automaton::Call& call : out.calls) {
+        for (const Edge& edge : edges_of(out)) visit(edge.to);
+        for (const Automaton::Call& call : calls_of(out)) {
             visit(starts_[static_cast<std::size_t>(call.rule)]);
             visit(call.to);
         }
     }
-    nodes_ = std::move(merged);
+    std::vector<Node>().swap(nodes_);
+    std::deque<Arc>().swap(arcs_);
+    std::vector<uint32_t>().swap(mark_);
 }
 
 /// Least fixed point, from the accepting nodes backwards: what a node needs is the least that one of its edges needs; a
@@ -126,46 +128,61 @@ void AutomatonBuilder::find_needs() {
     struct User {
         int32_t node, start, to;  // start: of the rule that is called; -1: an edge
     };
-    std::vector<std::vector<User>> users(nodes_.size());
-    std::deque<int32_t> todo;
-    for (std::size_t n = 0; n < nodes_.size(); ++n) {
-        const auto node = static_cast<int32_t>(n);
-        spend(8 + nodes_[n].edges.size() + 2 * nodes_[n].calls.size());
-        for (const Edge& edge : nodes_[n].edges)
-            users[static_cast<std::size_t>(edge.to)].push_back({node, -1, edge.to});
-        for (const Automaton::Call& call : nodes_[n].calls) {
-            const int32_t start = starts_[static_cast<std::size_t>(call.rule)];
-            users[static_cast<std::size_t>(call.to)].push_back({node, start, call.to});
-            users[static_cast<std::size_t>(start)].push_back({node, start, call.to});
+    const auto each_user = [&](const auto& use) {  // use(of which node, User)
+        for (std::size_t n = 0; n < solid_.size(); ++n) {
+            const auto node = static_cast<int32_t>(n);
+            for (const Edge& edge : edges_of(solid_[n])) use(edge.to, User{node, -1, edge.to});
+            for (const Automaton::Call& call : calls_of(solid_[n])) {
+                const int32_t start = starts_[static_cast<std::size_t>(call.rule)];
+                use(call.to, User{node, start, call.to});
+                use(start, User{node, start, call.to});
+            }
         }
-        if (!nodes_[n].accepts) continue;
-        nodes_[n].need = 0;
-        todo.push_back(node);
+    };
+    std::vector<std::size_t> ends(solid_.size() + 1,
+                                  0);  // of each node's users: first their number, then where they end
+    each_user([&](int32_t of, const User&) { ++ends[static_cast<std::size_t>(of) + 1]; });
+    for (std::size_t n = 0; n < solid_.size(); ++n) ends[n + 1] += ends[n];
+    std::vector<User> users(ends.back());
+    std::vector<std::size_t> begins(ends.begin(), ends.end() - 1), filled = begins;
+    each_user([&](int32_t of, const User& user) { users[filled[static_cast<std::size_t>(of)]++] = user; });
+    std::deque<int32_t> todo;
+    for (std::size_t n = 0; n < solid_.size(); ++n) {
+        Solid& node = solid_[n];
+        spend(static_cast<std::size_t>(8 + node.edges + 2 * node.calls));
+        if (!node.accepts) continue;
+        node.need = 0;
+        todo.push_back(static_cast<int32_t>(n));
     }
     while (!todo.empty()) {
-        const int32_t node = todo.front();
+        const auto node = static_cast<std::size_t>(todo.front());
         todo.pop_front();
-        count_work(1 + users[static_cast<std::size_t>(node)].size());
-        for (const User& user : users[static_cast<std::size_t>(node)]) {
-            const int32_t inside = user.start < 0 ? 0 : 1 + at(user.start).need;
-            const int32_t need = std::max(inside, at(user.to).need);
-            if (need >= at(user.node).need) continue;
-            at(user.node).need = need;
+        const auto of_node = std::span(users).subspan(begins[node], filled[node] - begins[node]);
+        count_work(1 + of_node.size());
+        for (const User& user : of_node) {
+            const int32_t inside = user.start < 0 ? 0 : 1 + solid_at(user.start).need;
+            const int32_t need = std::max(inside, solid_at(user.to).need);
+            if (need >= solid_at(user.node).need) continue;
+            solid_at(user.node).need = need;
             todo.push_back(user.node);
         }
     }
 }
 
 void AutomatonBuilder::drop_useless() {
-    for (Node& node : nodes_) {
-        spend(8 + node.edges.size() + node.calls.size());
-        std::erase_if(node.edges, [&](const Edge& edge) { return at(edge.to).need >= kNever; });
-        std::erase_if(node.calls, [&](const Automaton::Call& call) {
-            return at(call.to).need >= kNever || at(starts_[static_cast<std::size_t>(call.rule)]).need >= kNever;
+    const auto left = [](auto range, const auto& useless) {
+        return static_cast<int32_t>(std::remove_if(range.begin(), range.end(), useless) - range.begin());
+    };
+    for (Solid& node : solid_) {
+        spend(static_cast<std::size_t>(8 + node.edges + node.calls));
+        node.edges = left(edges_of(node), [&](const Edge& edge) { return solid_at(edge.to).need >= kNever; });
+        node.calls = left(calls_of(node), [&](const Automaton::Call& call) {
+            return solid_at(call.to).need >= kNever ||
+                   solid_at(starts_[static_cast<std::size_t>(call.rule)]).need >= kNever;
         });
     }
     const std::size_t root = grammar_.bodies().size();
-    const int32_t need = at(starts_[root]).need;
+    const int32_t need = solid_at(starts_[root]).need;
     if (need >= kNever && !empty_[root]) throw GrammarError("nothing can match");
     if (need < kNever && need > Automaton::kMostDepth && !empty_[root])
         throw GrammarError(fmt::format("all that matches nests deeper than {}", Automaton::kMostDepth));
@@ -173,7 +190,7 @@ void AutomatonBuilder::drop_useless() {
 
 /// New numbers of the nodes that are left; -1 for others.
 std::vector<int32_t> AutomatonBuilder::numbers() {
-    std::vector<int32_t> number(nodes_.size(), -1), order;
+    std::vector<int32_t> number(solid_.size(), -1), order;
     const auto visit = [&](int32_t node) {
         if (number[static_cast<std::size_t>(node)] >= 0) return;
         number[static_cast<std::size_t>(node)] = static_cast<int32_t>(order.size());
@@ -181,10 +198,10 @@ std::vector<int32_t> AutomatonBuilder::numbers() {
     };
     visit(starts_[grammar_.bodies().size()]);
     for (std::size_t i = 0; i < order.size(); ++i) {
-        const Node& node = at(order[i]);
-        spend(8 + node.edges.size() + node.calls.size());
-        for (const Edge& edge : node.edges) visit(edge.to);
-        for (const Automaton::Call& call : node.calls) {
+        const Solid& node = solid_at(order[i]);
+        spend(static_cast<std::size_t>(8 + node.edges + node.calls));
+        for (const Edge& edge : edges_of(node)) visit(edge.to);
+        for (const Automaton::Call& call : calls_of(node)) {
             visit(starts_[static_cast<std::size_t>(call.rule)]);
             visit(call.to);
         }
@@ -198,7 +215,7 @@ Automaton AutomatonBuilder::pack() {
     const std::vector<int32_t> number = numbers();
     std::array<bool, 257> cut{};
     for (const int32_t node : reached_)
-        for (const Edge& edge : at(node).edges)
+        for (const Edge& edge : edges_of(solid_at(node)))
             if (edge.low < 256)
                 cut[static_cast<std::size_t>(edge.low)] = cut[static_cast<std::size_t>(edge.high) + 1] = true;
     uint16_t current = 0;
@@ -213,13 +230,13 @@ Automaton AutomatonBuilder::pack() {
         return out.class_of_[static_cast<std::size_t>(symbol)];
     };
     for (const int32_t old : reached_) {
-        const Node& node = at(old);
-        spend(8 + node.edges.size() + node.calls.size());
+        const Solid& node = solid_at(old);
+        spend(static_cast<std::size_t>(8 + node.edges + node.calls));
         out.edge_begin_.push_back(static_cast<int32_t>(out.edges_.size()));
         out.call_begin_.push_back(static_cast<int32_t>(out.calls_.size()));
-        for (const Edge& edge : node.edges)
+        for (const Edge& edge : edges_of(node))
             out.edges_.push_back({class_of(edge.low), class_of(edge.high), number[static_cast<std::size_t>(edge.to)]});
-        for (const Automaton::Call& call : node.calls)
+        for (const Automaton::Call& call : calls_of(node))
             out.calls_.push_back({call.rule, number[static_cast<std::size_t>(call.to)]});
         out.accepts_.push_back(node.accepts);
         out.rule_of_.push_back(node.rule);

@@ -36,9 +36,14 @@ TokenTrie::Kinds TokenTrie::kind_of(uint8_t byte) {
     return Kinds{128} << (byte - ' ' - letters);
 }
 
-TokenTrie::TokenTrie(const Tokenizer& tokenizer) : vocab_size_(tokenizer.vocab_size()) {
+TokenTrie::TokenTrie(const Tokenizer& tokenizer, WorkBudget* work) : vocab_size_(tokenizer.vocab_size()) {
     constexpr std::size_t kLongest = 60'000;  // depths fit into 16 bits
+    const auto spend = [&](std::size_t bytes) {
+        if (work != nullptr) work->spend_bytes(static_cast<int64_t>(bytes));
+    };
+    constexpr std::size_t kOne = 64;  // a token or a comparison, as bytes gone through
     for (int32_t id = 0; id < vocab_size_; ++id) {
+        spend(kOne);
         offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
         const std::string_view piece = tokenizer.piece(id);
         if (tokenizer.is_added(id)) {
@@ -51,7 +56,10 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) : vocab_size_(tokenizer.vocab_s
         }
     }
     offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
-    std::stable_sort(ids_.begin(), ids_.end(), [&](int32_t a, int32_t b) { return bytes(a) < bytes(b); });
+    std::stable_sort(ids_.begin(), ids_.end(), [&](int32_t a, int32_t b) {
+        spend(kOne);
+        return bytes(a) < bytes(b);
+    });
 
     nodes_.emplace_back();
     below_.push_back(0);
@@ -64,6 +72,7 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) : vocab_size_(tokenizer.vocab_s
     };
     for (std::size_t i = 0; i < ids_.size(); ++i) {
         const std::string_view piece = bytes(ids_[i]);
+        spend(kOne + 8 * piece.size());
         const auto common = static_cast<std::size_t>(
             std::mismatch(piece.begin(), piece.end(), last.begin(), last.end()).first - piece.begin());
         close(common);

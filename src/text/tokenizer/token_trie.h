@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/work_budget.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace riptide {
@@ -30,8 +31,9 @@ class TokenTrie {
     /// Of a byte of ASCII.
     static Kinds kind_of(uint8_t byte);
 
-    /// Copies what it needs. Time n log n.
-    explicit TokenTrie(const Tokenizer& tokenizer);
+    /// Copies what it needs. Time n log n: a fraction of a second for large vocabularies. `work` may stop it within a
+    /// millisecond; null: nobody does.
+    explicit TokenTrie(const Tokenizer& tokenizer, WorkBudget* work = nullptr);
 
     int32_t vocab_size() const { return vocab_size_; }
     const std::vector<Node>& nodes() const { return nodes_; }  // and one more at the end

@@ -1,0 +1,76 @@
+// The page of metrics has what docs/server.md says, and nothing else.
+#include <sstream>
+
+#include "base/file.h"
+#include "tests/server/http_client.h"
+#include "tests/source_dir.h"
+
+namespace riptide::testing {
+namespace {
+
+/// What is known of each metric: its type and meaning.
+using MetricFacts = std::map<std::string, std::pair<std::string, std::string>>;
+
+/// Rows of the table: | `riptide_NAME` | type | unit | meaning (labels) |
+MetricFacts metrics_in_table(const std::string& page) {
+    MetricFacts out;
+    std::istringstream lines(page);
+    for (std::string line; std::getline(lines, line);) {
+        if (!line.starts_with("| `riptide_")) continue;
+        std::vector<std::string> cells;
+        std::istringstream row(line.substr(2));
+        for (std::string cell; std::getline(row, cell, '|');)
+            cells.push_back(cell.substr(0, cell.find_last_not_of(' ') + 1).substr(cells.empty() ? 0 : 1));
+        EXPECT_EQ(cells.size(), 4u) << line;
+        if (cells.size() != 4) continue;
+        const std::string name = cells[0].substr(1, cells[0].size() - 2);
+        EXPECT_FALSE(cells[2].empty()) << name << " has no unit";
+        for (const char* unit : {"seconds", "bytes"})
+            EXPECT_EQ(name.find(std::string("_") + unit) != std::string::npos, cells[2] == unit) << line;
+        EXPECT_TRUE(out.emplace(name, std::pair(cells[1], cells[3].substr(0, cells[3].find(" (`")))).second) << name;
+    }
+    return out;
+}
+
+/// # HELP NAME MEANING, # TYPE NAME TYPE; and each sample belongs to one of them.
+MetricFacts metrics_on_page(const std::string& page) {
+    MetricFacts out;
+    std::istringstream lines(page);
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream words(line);
+        std::string hash, kind, name, rest;
+        if (!line.starts_with('#')) {
+            std::string sample = line.substr(0, line.find_first_of("{ "));
+            for (const char* part : {"_bucket", "_sum", "_count"})
+                if (const std::string of = sample.substr(0, sample.rfind(part));
+                    of != sample && out.contains(of) && out.at(of).first == "histogram")
+                    sample = of;
+            EXPECT_TRUE(out.contains(sample)) << line;
+            continue;
+        }
+        words >> hash >> kind >> name >> std::ws;
+        std::getline(words, rest);
+        (kind == "TYPE" ? out[name].first : out[name].second) = rest;
+    }
+    return out;
+}
+
+class ServerMetrics : public ServerTest {};
+
+TEST_F(ServerMetrics, are_those_of_the_table_in_the_documentation) {
+    EngineOptions drafts = demo_options();
+    drafts.speculation.drafter = "ngram";
+    start(server_options(), drafts);
+    EXPECT_EQ(post("/v1/completions", {{"prompt", "one two one two one"}, {"max_tokens", 20}}).status, 200);
+    const MetricFacts page = metrics_on_page(get("/metrics").body),
+                      table = metrics_in_table(read_file(source_dir() + "/docs/server.md", 1 << 20));
+    for (const auto& [name, facts] : page) {
+        const auto row = table.find(name);
+        ASSERT_NE(row, table.end()) << name << " is not in the table";
+        EXPECT_EQ(facts, row->second) << name;
+    }
+    for (const auto& [name, facts] : table) EXPECT_TRUE(page.contains(name)) << name << " is not on the page";
+}
+
+}  // namespace
+}  // namespace riptide::testing
