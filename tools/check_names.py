@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails if two sources of a layer give a name of their own (in an anonymous namespace) to different things.
+"""Fails if two sources of a layer give a name of their own (in an anonymous namespace) to different things, or if a
+name bears a word that means something here alone (PRIVATE; `tools/renames.txt`: what they are called since).
 
 The sources of a layer (a folder of src, with all folders inside) are compiled several at a time (unity groups, cmake/layers.cmake), so such a name would be
 defined twice, or, worse, a call would find the other file's overload. For the same reason a source's own name must not
@@ -20,6 +21,26 @@ ALIAS = re.compile(r"^(?:using (\w+) =|namespace (\w+) =|#define (\w+))")
 FUNCTION = re.compile(r"^(?!return|if|for|while|switch|else|using|typedef|TEST|INSTANTIATE|static_assert|BENCHMARK)"
                       r"[A-Za-z_][\w:<>,&*\s\[\]\"]*?[\s&*](\w+)\(")
 VARIABLE = re.compile(r"^(?:(?:inline|static|constinit|constexpr|const|thread_local|extern) )*[A-Za-z_][\w:<>,&*\s]*[\s&*>](\w+)(?:\[.*?\])*(?: =|\{|;)")
+
+# Of files and symbols. Their meanings: one row staged in shared memory, Q8_0, K-quants in half precision, drafts.
+PRIVATE = re.compile(r"\b(?:\w*_)?(?:lean|guess|guesses|guessed|eight)_\w+|\bk?(?:Lean|Guess|Guesses|Eight|Half|Many)[A-Z]\w*"
+                     r"|\bdecode_(?:lean|few|half|dense)\w*|\b(?:half|many|few|dense)_(?:kernel|multiply|gate_up|weight)\b")
+PRIVATE_FOLDERS = ("src/ops/cuda", "src/engine", "src/models")
+
+
+def private_names(root: pathlib.Path) -> list[str]:
+    problems = []
+    for folder in PRIVATE_FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+                continue
+            where = path.relative_to(root)
+            if match := PRIVATE.search(path.stem):
+                problems.append(f"{where}: the file's name bears {match[0]}")
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if (match := PRIVATE.search(line)) and not match[0].startswith("kMany"):
+                    problems.append(f"{where}:{number}: {match[0]} bears a word of no field")
+    return problems
 
 
 def names_in(text: str, own: bool) -> dict[tuple[str, str], tuple[int, str]]:
@@ -90,7 +111,7 @@ def check(root: pathlib.Path) -> list[str]:
                 same_alias = len({line for _, line in places}) == 1 and ALIAS.match(places[0][1])  # may be said twice
                 if len(where) > 1 and not same_alias:
                     problems.append(f"{name}: {', '.join(where)}")
-    return problems
+    return problems + private_names(root)
 
 
 def self_test() -> None:
@@ -108,6 +129,10 @@ def self_test() -> None:
         (root / "src/text/c.cpp").write_text(body % ("", "c"))
         (root / "tests/io/d_avx2.cpp").write_text(body % ("", "d"))
         (root / "src/text/c.h").write_text("namespace riptide {\nvoid show(int n);\nvoid hide(int n);\n}  // namespace riptide\n")
+        (root / "src/engine").mkdir()
+        (root / "src/engine/decode_lean.cpp").write_text("int check_guesses_here; // few rows, half of them, boolean\n")
+        assert len(private_names(root)) == 2, private_names(root)
+        (root / "src/engine/decode_lean.cpp").unlink()
         found = {problem.split(":")[0] for problem in check(root)}
         assert found == {"Row", "kMost", "show", "Clock", "values"}, found
         assert any("src/text/c.h:2" in problem for problem in check(root))

@@ -237,14 +237,14 @@ def demo_model(model):
            f"a call that -n cuts short is shown as such, unfinished: {cut}")
 
 
-def guessing_ahead():
+def drafting_ahead():
     same = ["--prompt", "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n", "-n", 60, "--json"]
     for sampling in [["--temperature", 0], ["--temperature", 0.7, "--seed", 3]]:
         plain = json.loads(good("run", *same, *sampling))
         for flags in [["auto"], ["5"], ["7", "--draft-tree", 12]]:
             drafted = json.loads(good("run", *same, *sampling, "--drafter", "ngram", "--draft-width", *flags))
             expect(drafted["tokens"] == plain["tokens"] and drafted["logits_hash"] == plain["logits_hash"],
-                   f"guesses ({flags}, {sampling}) change nothing")
+                   f"drafts ({flags}, {sampling}) change nothing")
             expect(drafted["speculation"]["steps"] <= len(plain["tokens"]), f"steps are counted: {drafted['speculation']}")
     bad(64, "--draft-width", "run", "--prompt", "x", "--drafter", "ngram", "--draft-width", "many")
     bad(64, "draft_width", "run", "--prompt", "x", "--drafter", "ngram", "--draft-width", "64")
@@ -398,7 +398,7 @@ if __name__ == "__main__":
     tiny = synthetic_models()
     text_commands(tiny)
     demo_model(tiny)
-    guessing_ahead()
+    drafting_ahead()
     long_texts()
     serve()
     interrupt(tiny)

@@ -34,16 +34,16 @@ All/DraftRoundsTest.chains_and_trees*/qwen35_moe All/DraftRoundsTest.an_answer_e
 EngineLaw.in_a_crowd* EngineLaw.ten_thousand* EngineDflash.in_a_crowd* EngineCompression.whoever*
 EngineConstraint.a_hundred_schemas* EngineHybrid.a_drafter_in_the_dialect* scheduler.random_scenarios*
 All/HybridLoop*/bf16 All/HybridLoop.a_device_that_runs_ahead*/q4_k_m All/HybridAhead*/bf16
-MasksAside.guesses* MasksAside.found_by* MasksAside.the_engines_thread*
-FormedDraw.guesses* FormedDraw.answers_in_a_crowd* FormedDraw.a_session* FormedDraw.a_lone*
-SampledGuesses.* SessionTest.sampled_answers* Sampler.draws_follow* SampleMask.masked_logits_are_impossible_in_a_large*
+MasksAside.drafts* MasksAside.found_by* MasksAside.the_engines_thread*
+FormedDraw.drafts* FormedDraw.answers_in_a_crowd* FormedDraw.a_session* FormedDraw.a_lone*
+SampledDrafts.* SessionTest.sampled_answers* Sampler.draws_follow* SampleMask.masked_logits_are_impossible_in_a_large*
 JsonSchemaConformance.published* laguna_stream.*every_truncation qwen_stream.*every_truncation *_stream.time_is_linear*
 JinjaLimits.work_is_counted*
 window_mass.stays_within* attention.stays_within* attention.long_contexts* attention.heads_of_256*
 attention.a_long_context_cut* attention.tree_rows* block_attention.stays_within* block_attention.long_contexts*
 sparse_attention.stays_within* gated_attention.adding_its_projection* DraftMatmul.a_row_has*
 DecodeKquantF16.groups_have* DecodeKquantF16.feed_forward* KquantF16Bound.* gated_attention.sigmoid_attention* AbHybrid.*
-ServerWire.guesses_change* ServerConstraint.an_answer_may_last*""".split()
+ServerWire.drafts_change* ServerConstraint.an_answer_may_last*""".split()
 
 
 class Run:

@@ -84,12 +84,12 @@ struct EngineStats {
     int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0, failed_writes = 0;
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
-    int64_t drafted_rows = 0, accepted_rows = 0;  // guessed tokens that were checked, and that were right
+    int64_t drafted_rows = 0, accepted_rows = 0;  // drafted tokens that were verified, and that were right
     int64_t formed_rows = 0;                      // of answers of a given form, that the device drew for
     int64_t masks_aside = 0;      // of what such answers may say next: found out beside the engine's thread
     int64_t most_mask_steps = 0;  // of WorkBudget, on the engine's thread in one step
     struct DraftSlot {
-        int64_t reached = 0, accepted = 0;  // times that guesses for this many tokens ahead were looked at; were right
+        int64_t reached = 0, accepted = 0;  // times that drafts for this many tokens ahead were looked at; were right
     };
     std::vector<DraftSlot> draft_slots;
     int64_t device_peak = 0;  // most bytes of a GPU's memory, without the scorer's

@@ -119,7 +119,7 @@ const char* stored_row(const AttentionJob& job, const AttentionTile& tile, int64
 }
 
 /// Decodes the keys of the piece in [block, block + kBlockKeys) to their places in a block, and fetches the rows that
-/// come next, values after keys: the rows of a head lie a slot apart, which hardware does not guess.
+/// come next, values after keys: the rows of a head lie a slot apart, which hardware does not foresee.
 void decode_block(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys,
                   int64_t block, bool values, float* out) {
     const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);

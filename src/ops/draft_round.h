@@ -1,5 +1,5 @@
-// A round of guessing ahead without the host: from a drafter's logits to the rows of a step, and from the tokens drawn
-// for these rows to where the next round begins.
+// A round of speculative decoding without the host: from a drafter's logits to the rows of a step, and from the tokens
+// drawn for these rows to where the next round begins.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace riptide::ops {
 // number of rows. Rows are at most kMostRoundRows.
 inline constexpr int32_t kMostRoundRows = 64;
 
-/// The rows that check guesses: row 0 is the token that the sequence goes on with, row i > 0 a guess whose parent is a
-/// row before it. A guess stands one position behind its parent. The first *count rows are in use.
+/// The rows that verify drafts: row 0 is the token that the sequence goes on with, row i > 0 a draft whose parent is a
+/// row before it. A draft stands one position behind its parent. The first *count rows are in use.
 struct DraftRows {
     int32_t* tokens = nullptr;
     int32_t* positions = nullptr;
     int32_t* parents = nullptr;  // of row 0: -1
-    float* logprobs = nullptr;   // ln of how probable the drafter thinks the guess is where its parent is right
+    float* logprobs = nullptr;   // ln of how probable the drafter thinks the draft is where its parent is right
     int32_t* count = nullptr;
 };
 
@@ -49,12 +49,12 @@ void begin_round(Context& ctx, const RoundState& state);
 /// the k of its row. f32 [n, k], fresh. In double, rounded once. k <= 32.
 Tensor choice_logprobs(Context& ctx, const TopK& best);
 
-/// The guesses of a round. choices.indices and logprobs [slots, k]: for the token s + 1 places behind row 0, the likely
+/// The drafts of a round. choices.indices and logprobs [slots, k]: for the token s + 1 places behind row 0, the likely
 /// words, best first, no word twice; a choice whose logprob is NaN or -infinity is none, and neither is what follows
 /// it. `words`: the token of each word; empty: the word itself. Only the first choices of the first slots count.
 ///
 /// First the chain of the best choices of the first `chain` slots, then always the most probable prefix that is
-/// missing, where a prefix is as probable as the product of its guesses. Equals: the shorter first, then the one that
+/// missing, where a prefix is as probable as the product of its drafts. Equals: the shorter first, then the one that
 /// was found first (siblings are found behind a row, then its first child). Until `rows` are in use or nothing is left;
 /// rows beyond have token 0, as children of row 0. REQUIRES rows.tokens[0] and rows.positions[0]; writes all else. With
 /// chain 0 no other tree of so many rows expects to have more tokens accepted. Exact: sums of ln in double, in the

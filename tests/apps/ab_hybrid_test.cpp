@@ -1,4 +1,4 @@
-// `riptide ab` on the trained hybrids of tests/fixtures: a text form of their grammar, drafters that guess, no token
+// `riptide ab` on the trained hybrids of tests/fixtures: a text form of their grammar, drafters that draft, no token
 // that differs.
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ AbResult short_ab(const std::string& model, const std::string& drafter) {
         options, [](int64_t, int64_t) {}, nullptr);
 }
 
-TEST(AbHybrid, guesses_of_repeated_text_help_and_change_nothing) {
+TEST(AbHybrid, drafts_of_repeated_text_help_and_change_nothing) {
     for (const char* model : {"qwen35_tied", "qwen35_moe"}) {
         const AbResult result = short_ab(model, "ngram");
         ASSERT_EQ(result.prompts.size(), 8u);

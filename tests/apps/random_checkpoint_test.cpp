@@ -182,7 +182,7 @@ void expect_rounds_are_timed(const std::string& shape) {
     const DraftBench bench =
         bench_draft(session, few, open_drafter("random", shape + ":q8_0", 2), {40, 9}, {1, 4, 8, 100});
     EXPECT_EQ(bench.block, 8);
-    ASSERT_EQ(bench.rows.size(), 4u);  // 4 and 8 rows at 9 and 40: 1 is no guess, a block has no more than 8
+    ASSERT_EQ(bench.rows.size(), 4u);  // 4 and 8 rows at 9 and 40: 1 is no draft, a block has no more than 8
     for (size_t i = 0; i < 4; ++i) {
         const DraftRow& row = bench.rows[i];
         EXPECT_EQ(row.depth, i < 2 ? 9 : 40);

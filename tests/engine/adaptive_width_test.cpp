@@ -1,4 +1,4 @@
-// Guessing with a width of its own choice against the best fixed one: a simulated clock, drafters with a given chance
+// Drafting with a width of its own choice against the best fixed one: a simulated clock, drafters with a given chance
 // for each slot, and costs as they were measured on GPUs (docs/results/speculation.md) or made up to be awkward.
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace riptide {
 namespace {
 
-/// Guesses nothing itself: the simulation says what comes of rounds.
+/// Drafts nothing itself: the simulation says what comes of rounds.
 class SilentDrafter final : public Drafter {
   public:
     explicit SilentDrafter(int32_t slots) : slots_(slots) {}
@@ -29,13 +29,13 @@ class SilentDrafter final : public Drafter {
 
 using Chances = std::vector<double>;  // of each slot, where it is reached
 
-/// What rounds cost, in any unit: `points` are guesses and cost, with straight lines between.
+/// What rounds cost, in any unit: `points` are drafts and cost, with straight lines between.
 struct Costs {
     std::vector<std::pair<double, double>> points;
-    double draft = 0;  // of them, in every round with guesses
+    double draft = 0;  // of them, in every round with drafts
 
-    double at(int64_t guesses) const {
-        const auto n = static_cast<double>(guesses);
+    double at(int64_t drafts) const {
+        const auto n = static_cast<double>(drafts);
         size_t i = 1;
         while (i + 1 < points.size() && points[i].first < n) ++i;
         const auto [x0, y0] = points[i - 1];
@@ -44,14 +44,14 @@ struct Costs {
     }
 };
 
-double tokens_of(const Chances& right, int64_t guesses) {
+double tokens_of(const Chances& right, int64_t drafts) {
     double tokens = 1, way = 1;
-    for (int64_t d = 0; d < guesses; ++d) tokens += way *= right[static_cast<size_t>(d)];
+    for (int64_t d = 0; d < drafts; ++d) tokens += way *= right[static_cast<size_t>(d)];
     return tokens;
 }
 
-double fixed_speed(const Costs& costs, const Chances& right, int64_t guesses) {
-    return tokens_of(right, guesses) / costs.at(guesses);
+double fixed_speed(const Costs& costs, const Chances& right, int64_t drafts) {
+    return tokens_of(right, drafts) / costs.at(drafts);
 }
 
 double best_speed(const Costs& costs, const Chances& right) {
@@ -89,21 +89,21 @@ class Simulation {
   protected:
     virtual void run_until(double tokens) = 0;
 
-    /// Whether the next guess is right.
+    /// Whether the next draft is right.
     bool right(int64_t slot) {
         return std::uniform_real_distribution<double>(0, 1)(random_) < right_[static_cast<size_t>(slot)];
     }
-    int64_t accepted(int64_t guesses) {
+    int64_t accepted(int64_t drafts) {
         int64_t n = 0;
-        while (n < guesses && right(n)) ++n;
+        while (n < drafts && right(n)) ++n;
         return n;
     }
     /// Counts a step, and returns how long it took for who looks at the clock.
-    double step(int64_t guesses, int64_t accepted) {
-        const double cost = costs_.at(guesses);
+    double step(int64_t drafts, int64_t accepted) {
+        const double cost = costs_.at(drafts);
         tokens_ += static_cast<double>(1 + accepted);
         seconds_ += cost;
-        const int64_t ran = widths_[guesses]++;
+        const int64_t ran = widths_[drafts]++;
         std::uniform_real_distribution<double> uniform(0, 1);
         const bool spike = noise_.spike_every > 0 && uniform(random_) * static_cast<double>(noise_.spike_every) < 1;
         return cost * (1 + noise_.jitter * uniform(random_)) * (spike ? noise_.spike : 1) +
@@ -118,7 +118,7 @@ class Simulation {
   private:
     std::mt19937 random_;
     double tokens_ = 0, seconds_ = 0;
-    std::map<int64_t, int64_t> widths_;  // how often each number of guesses was checked
+    std::map<int64_t, int64_t> widths_;  // how often each number of drafts was checked
 };
 
 /// Rounds of the device, two of them under way, as Session::run_rounds has them.

@@ -129,7 +129,7 @@ TEST_P(DflashDrafterTest, a_sequence_that_begins_as_another_has_its_beginning) {
     EXPECT_EQ(told->fed(4), 0);
 }
 
-TEST_P(DflashDrafterTest, what_was_not_fed_is_read_again_and_not_guessed_from) {
+TEST_P(DflashDrafterTest, what_was_not_fed_is_read_again_and_not_drafted_from) {
     const auto d = drafter(*session);
     session->speculate(d, options(5, 0));
     const GenerationResult truth = session->generate(request(prompt, 20));

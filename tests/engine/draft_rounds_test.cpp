@@ -16,7 +16,7 @@ namespace {
 using Rounds = SpeculationOptions::Rounds;
 
 /// Named after a drafter, or after a hybrid, for which a drafter reads other layers than it was made
-/// for: its guesses are bad, but guesses.
+/// for: its drafts are bad, but drafts.
 class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
   protected:
     bool hybrid() const { return GetParam().starts_with("qwen35"); }

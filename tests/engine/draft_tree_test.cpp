@@ -48,7 +48,7 @@ TEST(DraftTree, no_tree_of_so_many_nodes_expects_more) {
         for (const auto& slot : draft.slots) {
             std::vector<double> longer;
             for (const double p : prefixes)
-                for (const Guess& g : slot) longer.push_back(p + double{g.logprob});
+                for (const DraftToken& g : slot) longer.push_back(p + double{g.logprob});
             all.insert(all.end(), longer.begin(), longer.end());
             prefixes = longer;
         }
@@ -98,7 +98,7 @@ TEST(DraftTree, parents_come_first_and_siblings_differ_with_any_seed) {
     }
 }
 
-TEST(DraftTree, a_chain_is_the_first_guess_of_each_slot) {
+TEST(DraftTree, a_chain_is_the_first_draft_of_each_slot) {
     std::mt19937 random(5);
     const Draft draft = random_draft(random, 5, 3);
     DraftTree tree;
@@ -124,7 +124,7 @@ TEST(DraftTree, a_chain_is_the_first_guess_of_each_slot) {
     EXPECT_EQ(*std::max_element(tree.depths.begin(), tree.depths.end()), 1) << "nothing below an empty slot";
 }
 
-TEST(DraftTree, a_guess_that_is_no_number_or_impossible_is_left_out) {
+TEST(DraftTree, a_draft_that_is_no_number_or_impossible_is_left_out) {
     Draft draft;
     draft.slots = {{{1, -0.1f}, {2, std::nanf("")}}, {{3, -INFINITY}, {4, -INFINITY}}};
     DraftTree tree;
@@ -132,7 +132,7 @@ TEST(DraftTree, a_guess_that_is_no_number_or_impossible_is_left_out) {
     EXPECT_EQ(tree.tokens, (std::vector<int32_t>{1}));
 }
 
-TEST(DraftTree, a_walk_goes_where_the_tree_has_guessed_what_is_drawn) {
+TEST(DraftTree, a_walk_goes_where_the_tree_has_drafted_what_is_drawn) {
     DraftTree tree;
     const int32_t a = tree.add(-1, {7, 0}), b = tree.add(a, {8, 0});
     tree.add(-1, {9, 0});

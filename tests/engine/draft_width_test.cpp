@@ -10,7 +10,7 @@
 namespace riptide {
 namespace {
 
-/// A device whose steps cost 1 + slope * (rows - 1), and guesses that are right with a probability for each slot.
+/// A device whose steps cost 1 + slope * (rows - 1), and drafts that are right with a probability for each slot.
 struct DraftingDevice {
     double slope, draft;
     std::vector<double> right;  // by slot
@@ -18,7 +18,7 @@ struct DraftingDevice {
     uint32_t seed = 1;
 
     double seconds(int64_t rows) const { return 1e-3 * (1 + slope * static_cast<double>(rows - 1)); }
-    /// Tokens a second with `nodes` guesses always.
+    /// Tokens a second with `nodes` drafts always.
     double speed(int64_t nodes) const {
         double tokens = 1, way = 1;
         for (int64_t d = 0; d < nodes; ++d) tokens += way *= right[static_cast<size_t>(d)];
@@ -85,7 +85,7 @@ TEST(DraftWidth, below_break_even_costs_almost_nothing) {
     }
 }
 
-TEST(DraftWidth, notices_when_guesses_become_good) {
+TEST(DraftWidth, notices_when_drafts_become_good) {
     DraftingDevice world{0.2, 0.1e-3, std::vector<double>(8, 0.02), 0.9};
     DraftWidth width(8);
     world.run(width, 3000);
@@ -102,7 +102,7 @@ TEST(DraftWidth, probes_seldom_while_nothing_is_gained) {
         return std::count_if(chosen.begin() + static_cast<ptrdiff_t>(begin),
                              chosen.begin() + static_cast<ptrdiff_t>(end), [](int64_t n) { return n > 0; });
     };
-    EXPECT_LE(probes(1000, 2000), 5);  // each costs three steps more than one without guesses
+    EXPECT_LE(probes(1000, 2000), 5);  // each costs three steps more than one without drafts
     EXPECT_GE(probes(1000, 2000), 3);
 }
 
@@ -125,7 +125,7 @@ TEST(DraftWidth, a_crowd_pays_for_its_probes) {
     const auto seconds = [](int64_t rows) { return 1e-3 * (1 + 0.01 * static_cast<double>(rows - 1)); };
     DraftWidth width(8);
     double tokens = 0, spent = 0;
-    for (int step = 0; step < 4000; ++step) {  // guesses are always right, and drafts cost ever so much
+    for (int step = 0; step < 4000; ++step) {  // drafts are always right, and cost ever so much
         std::vector<int64_t> chosen(kSequences, 0);
         if (width.idle_steps() > 0) {
             width.skip(1);
@@ -178,7 +178,7 @@ TEST(StepCosts, what_was_measured_long_ago_is_measured_again) {
     };
     add(1, 8), add(8, 8), add(2, 4 * StepCosts::kOld);
     EXPECT_EQ(costs.widest(), 8);
-    add(1, 20 * StepCosts::kOld);  // steps without guesses say nothing of the others' age
+    add(1, 20 * StepCosts::kOld);  // steps without drafts say nothing of the others' age
     EXPECT_EQ(costs.widest(), 8);
     add(2, 2 * StepCosts::kOld);
     EXPECT_EQ(costs.widest(), 2);

@@ -91,15 +91,15 @@ class FakeDevice {
     std::vector<int32_t> taken_, drawn_;
 };
 
-/// Right about half of the time for the fake model; at times it guesses nothing.
-TestDrafter::Rule some_guesses(uint32_t seed) {
+/// Right about half of the time for the fake model; at times it drafts nothing.
+TestDrafter::Rule some_drafts(uint32_t seed) {
     return [random = std::mt19937(seed), seen = std::vector<int32_t>()](const std::vector<int32_t>& tokens,
                                                                         int32_t slot, int32_t choices) mutable {
         if (slot == 0) seen = tokens;
-        if (random() % 3 == 0) return std::vector<Guess>();
+        if (random() % 3 == 0) return std::vector<DraftToken>();
         const int32_t truth = FakeModel::next(seen);
         seen.push_back(truth);
-        return guesses_with(truth, static_cast<int32_t>(random() % 3), choices, FakeModel::kVocab);
+        return drafts_with(truth, static_cast<int32_t>(random() % 3), choices, FakeModel::kVocab);
     };
 }
 
@@ -117,12 +117,12 @@ TEST(EngineAhead, answers_drawn_ahead_of_the_loop_are_those_of_lone_runs) {
         o.chunk_rows = 32;
         o.max_running = 5;
         o.checkpoint_every = 16;
-        const bool guesses = seed % 2 == 0;
-        if (guesses) {
+        const bool drafts = seed % 2 == 0;
+        if (drafts) {
             o.speculation.width = 4, o.speculation.tree = static_cast<int32_t>(4 * pick(3));
             o.speculation.adaptive = false;
             o.speculation.make = [=] {
-                return std::make_unique<TestDrafter>(4, some_guesses(static_cast<uint32_t>(seed)));
+                return std::make_unique<TestDrafter>(4, some_drafts(static_cast<uint32_t>(seed)));
             };
         }
         Machine machine(std::make_unique<FakeModel>(), o);
@@ -177,8 +177,8 @@ TEST(EngineAhead, answers_drawn_ahead_of_the_loop_are_those_of_lone_runs) {
             ASSERT_EQ(heard.tokens, alone) << "seed " << seed << ", request " << i;
         }
         EXPECT_EQ(loop.waiting, 0);
-        EXPECT_EQ(device.drawn_rows > 200, guesses) << device.drawn_rows;
-        if (!guesses) {
+        EXPECT_EQ(device.drawn_rows > 200, drafts) << device.drawn_rows;
+        if (!drafts) {
             EXPECT_GT(device.launched, 100);
             EXPECT_EQ(device.most_pending, 3);
         }

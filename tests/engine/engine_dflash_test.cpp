@@ -120,7 +120,7 @@ TEST(EngineDflash, a_conversation_is_drafted_from_where_the_cache_has_it) {
     }
 }
 
-TEST(EngineDflash, what_the_drafter_does_not_know_is_not_guessed_from) {
+TEST(EngineDflash, what_the_drafter_does_not_know_is_not_drafted_from) {
     EngineOptions o = drafting(5, 0);
     o.max_running = 1;  // the drafter keeps one ended text
     const auto plain = Engine::open(demo_path(), demo_options());

@@ -1,4 +1,4 @@
-// Models with recurrent state: it is exact at one length only, and company, guesses, preemption, cancellation and the
+// Models with recurrent state: it is exact at one length only, and company, drafts, preemption, cancellation and the
 // prefix cache still change nothing.
 #include <random>
 
@@ -28,7 +28,7 @@ std::vector<int32_t> invent(std::mt19937& random, size_t n) {
 std::vector<Request> overlapping_requests(size_t count) {
     std::mt19937 random(3);
     const Prompt text = Fixture("qwen35_moe").prompts.back();
-    std::vector<int32_t> shared = text.tokens;  // twice, so that guesses are right at times
+    std::vector<int32_t> shared = text.tokens;  // twice, so that drafts are right at times
     shared.insert(shared.end(), text.greedy.begin(), text.greedy.end());
     shared.insert(shared.end(), text.tokens.begin(), text.tokens.end());
     std::vector<Request> all;
@@ -87,7 +87,7 @@ TEST(EngineHybrid, in_a_crowd_with_preemption_and_cancellations_each_gets_the_to
     EXPECT_GT(expect_lone_answers(o, 7).preempted, 0);
 }
 
-TEST(EngineHybrid, guesses_change_nothing) {
+TEST(EngineHybrid, drafts_change_nothing) {
     EngineOptions o = hybrid_options();
     o.context = 512;
     o.kv_tokens = 8 * o.context;

@@ -1,4 +1,4 @@
-// The engine with drafters: guesses in a crowd change no answer.
+// The engine with drafters: drafts in a crowd change no answer.
 #include <random>
 
 #include "tests/engine/engine_world.h"
@@ -9,13 +9,13 @@ namespace riptide::testing {
 namespace {
 
 /// Right about half of the time for the fake model, somewhere among the choices; knows nothing of the prompts.
-TestDrafter::Rule fake_guesses(uint32_t seed) {
-    return [random = std::mt19937(seed), seen = std::vector<int32_t>(), guessed = std::vector<int32_t>()](
+TestDrafter::Rule fake_drafts(uint32_t seed) {
+    return [random = std::mt19937(seed), seen = std::vector<int32_t>(), drafted = std::vector<int32_t>()](
                const std::vector<int32_t>& tokens, int32_t slot, int32_t choices) mutable {
         if (slot == 0) seen = tokens;
         const int32_t truth = FakeModel::next(seen);
         seen.push_back(truth);
-        return guesses_with(truth, static_cast<int32_t>(random() % 3), choices, FakeModel::kVocab);
+        return drafts_with(truth, static_cast<int32_t>(random() % 3), choices, FakeModel::kVocab);
     };
 }
 
@@ -82,21 +82,21 @@ TEST(EngineSpeculation, in_a_crowd_each_gets_the_tokens_of_a_lone_run) {
     const int requests = full_counts() ? 4000 : 250;
     EngineStats stats;
     for (const int32_t tree : {0, 12}) {
-        crowd(with(5, tree, false, [] { return fake_guesses(1); }), requests, stats);
+        crowd(with(5, tree, false, [] { return fake_drafts(1); }), requests, stats);
         EXPECT_GT(stats.drafted_rows, requests);
         EXPECT_GT(stats.accepted_rows, requests / 4);
         EXPECT_GT(stats.preempted, 0);
     }
-    crowd(with(7, 20, false, [] { return random_guesses(2, FakeModel::kVocab); }), requests, stats);
+    crowd(with(7, 20, false, [] { return random_drafts(2, FakeModel::kVocab); }), requests, stats);
     EXPECT_GT(stats.drafted_rows, requests);
     crowd(with(6, 0, false, [] { return repeating(FakeModel::kVocab); }), requests, stats);
-    crowd(with(6, 16, true, [] { return fake_guesses(4); }), requests, stats);
+    crowd(with(6, 16, true, [] { return fake_drafts(4); }), requests, stats);
     SpeculationOptions ngram;
     ngram.drafter = "ngram";
     crowd(ngram, requests, stats);
 }
 
-TEST(EngineSpeculation, the_demo_model_says_the_same_with_guesses) {
+TEST(EngineSpeculation, the_demo_model_says_the_same_with_drafts) {
     EngineOptions o = demo_options();
     o.prefix_cache = false;
     std::vector<Request> requests;
@@ -126,7 +126,7 @@ TEST(EngineSpeculation, the_demo_model_says_the_same_with_guesses) {
         o.speculation = with(5, tree, false, rule);
         const auto engine = Engine::open(demo_path(), o);
         Listener listener;
-        // First those that a device can draw for, guesses included; then with some that need the host beside them.
+        // First those that a device can draw for, drafts included; then with some that need the host beside them.
         for (const bool all : {false, true}) {
             const auto asked = [all](int i) { return all || (i != 3 && i != 4); };
             const int first = all ? 0 : 6;

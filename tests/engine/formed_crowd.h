@@ -120,9 +120,9 @@ inline void expect_same_outcome(const Outcome& device, const Outcome& host) {
     }
 }
 
-/// Guesses of somebody who knows every answer, and is wrong every now and then, with tokens that the form allows and
+/// Drafts of somebody who knows every answer, and is wrong every now and then, with tokens that the form allows and
 /// others. `tree`: SpeculationOptions::tree.
-inline void guess_well(Crowd& crowd, const Outcome& host, int32_t tree) {
+inline void draft_well(Crowd& crowd, const Outcome& host, int32_t tree) {
     auto texts = std::make_shared<std::vector<std::vector<int32_t>>>();
     for (size_t i = 0; i < crowd.requests.size(); ++i) texts->push_back(host.heard[i].tokens);
     auto random = std::make_shared<std::mt19937>(7u + static_cast<uint32_t>(tree));
@@ -139,9 +139,9 @@ inline void guess_well(Crowd& crowd, const Outcome& host, int32_t tree) {
                     std::search(text.begin(), text.end(), tokens.end() - static_cast<int64_t>(tail), tokens.end());
                 const auto next = static_cast<size_t>(at - text.begin()) + tail + static_cast<size_t>(slot);
                 if (at == text.end() || next >= text.size()) continue;
-                return guesses_with(text[next], static_cast<int32_t>((*random)() % 4 == 0), choices, vocab);
+                return drafts_with(text[next], static_cast<int32_t>((*random)() % 4 == 0), choices, vocab);
             }
-            return std::vector<Guess>();
+            return std::vector<DraftToken>();
         });
     };
 }

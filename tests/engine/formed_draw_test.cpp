@@ -29,16 +29,16 @@ TEST(FormedDraw, a_lone_answer_runs_a_step_ahead_of_its_draws) {
     }
 }
 
-TEST(FormedDraw, guesses_change_nothing) {
+TEST(FormedDraw, drafts_change_nothing) {
     Crowd crowd{.requests = formed_requests(true)};
     const Outcome host = crowd.run(Drawn::by_host);
     for (const int32_t tree : {0, 12}) {
-        guess_well(crowd, host, tree);
-        const Outcome guessed = crowd.run(Drawn::by_device);
-        expect_same_outcome(guessed, host);
-        EXPECT_GT(guessed.stats.formed_rows, 400);
-        EXPECT_GT(guessed.stats.accepted_rows, 200);
-        EXPECT_GT(guessed.stats.drafted_rows, guessed.stats.accepted_rows) << "some were wrong";
+        draft_well(crowd, host, tree);
+        const Outcome drafted = crowd.run(Drawn::by_device);
+        expect_same_outcome(drafted, host);
+        EXPECT_GT(drafted.stats.formed_rows, 400);
+        EXPECT_GT(drafted.stats.accepted_rows, 200);
+        EXPECT_GT(drafted.stats.drafted_rows, drafted.stats.accepted_rows) << "some were wrong";
         expect_same_outcome(crowd.run(Drawn::by_host), host);
     }
 }
@@ -82,7 +82,7 @@ TEST(FormedDraw, weights_may_be_loaded_anew_between_answers) {
     }
 }
 
-TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_guesses) {
+TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_drafts) {
     const auto session = Session::open(demo_path(), demo_options());
     const auto checkpoint = open_checkpoint(demo_path());
     const ModelText text(*checkpoint);
@@ -114,10 +114,10 @@ TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_guesses) {
         auto random = std::make_shared<std::mt19937>(5u);
         const auto drafter = std::make_shared<TestDrafter>(
             4, oracle(whole, 300, [random](int32_t) { return (*random)() % 4 == 0 ? 1 : 0; }));
-        const GenerationResult guessed = answer(-1, drafter);
-        EXPECT_EQ(guessed.tokens, host.tokens);
-        EXPECT_EQ(guessed.reason, host.reason);
-        EXPECT_TRUE(host.tokens.size() < 20 || guessed.decode_steps < host.decode_steps) << "guesses were right";
+        const GenerationResult drafted = answer(-1, drafter);
+        EXPECT_EQ(drafted.tokens, host.tokens);
+        EXPECT_EQ(drafted.reason, host.reason);
+        EXPECT_TRUE(host.tokens.size() < 20 || drafted.decode_steps < host.decode_steps) << "drafts were right";
     }
 }
 

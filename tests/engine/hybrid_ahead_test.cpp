@@ -44,9 +44,9 @@ TEST_P(HybridAhead, steps_that_follow_leave_what_steps_one_by_one_leave) {
     EXPECT_GE(different.size(), fewer<size_t>(20, 2)) << "a model that always says the same shows nothing";
 }
 
-/// Sequences by turns: steps that follow, of one; steps of one row each of all that are there; guesses that are
+/// Sequences by turns: steps that follow, of one; steps of one row each of all that are there; drafts that are
 /// checked, in chains and trees; prompts. Each sequence is what it is when it is fed alone, token by token.
-TEST_P(HybridAhead, company_that_comes_and_goes_and_guesses_change_nothing) {
+TEST_P(HybridAhead, company_that_comes_and_goes_and_drafts_change_nothing) {
     AheadWorld world(GetParam()), lone(GetParam());
     ASSERT_TRUE(world.follows());
     struct Answer {
@@ -90,7 +90,7 @@ TEST_P(HybridAhead, company_that_comes_and_goes_and_guesses_change_nothing) {
                 ASSERT_EQ(drawn, answers[i].token) << "turn " << turn << ", sequence " << i;
             }
             ++together;
-        } else {  // the token, a right guess or two below it, wrong ones beside them
+        } else {  // the token, a right draft or two below it, wrong ones beside them
             std::vector<int32_t> tokens = {one.token}, parents = {-1}, path = {0};
             const size_t right = any(3);
             for (size_t i = 0; i < right; ++i) {
@@ -143,7 +143,7 @@ EngineOptions engine_options() {
 }
 
 /// An engine's answers run in company that comes and goes, some are cancelled, some are next turns of others, with and
-/// without guesses: the tokens are those of lone requests.
+/// without drafts: the tokens are those of lone requests.
 TEST_P(HybridAhead, answers_of_an_engine_are_those_of_lone_requests) {
     std::mt19937 random(8);
     std::vector<Request> all;
@@ -186,7 +186,7 @@ TEST_P(HybridAhead, answers_of_an_engine_are_those_of_lone_requests) {
             const Heard heard = listener.answer(static_cast<int>(i));
             ASSERT_TRUE(heard.done) << (heard.failed ? heard.failed->message : "");
             if (heard.done->reason == FinishReason::cancelled) continue;
-            EXPECT_EQ(heard.tokens, expected[i]) << "request " << i << (*drafter != 0 ? ", guesses" : "");
+            EXPECT_EQ(heard.tokens, expected[i]) << "request " << i << (*drafter != 0 ? ", drafts" : "");
             ++done;
         }
         EXPECT_GE(done, std::ssize(all) - std::ssize(all) / 5);

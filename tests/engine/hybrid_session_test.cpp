@@ -161,8 +161,8 @@ TEST_P(HybridSession, steps_that_wait_and_steps_that_follow_take_turns) {
 }
 
 /// A drafter takes over behind steps that followed, and leaves the sequence to them again, within an answer (adaptive:
-/// where guesses do not pay, decode_ahead) and from turn to turn.
-TEST_P(HybridSession, guesses_are_checked_behind_steps_that_followed) {
+/// where drafts do not pay, decode_ahead) and from turn to turn.
+TEST_P(HybridSession, drafts_are_checked_behind_steps_that_followed) {
     std::vector<int32_t> prompt = some_tokens(50, 6);
     for (int turn = 0; turn < fewer(6, 3); ++turn) {
         const GenerateRequest r = request(prompt, 60, turn % 2 == 0 ? 0.0 : 0.9);
@@ -177,14 +177,14 @@ TEST_P(HybridSession, guesses_are_checked_behind_steps_that_followed) {
         const auto vocab = int64_t{SeededHybrid::kVocab};
         if (turn == 1 || turn == 2)
             drafter = std::make_shared<TestDrafter>(8, oracle(known, vocab, [](int32_t slot) { return slot == 3; }));
-        else if (turn >= 3) drafter = std::make_shared<TestDrafter>(8, random_guesses(3, vocab));
+        else if (turn >= 3) drafter = std::make_shared<TestDrafter>(8, random_drafts(3, vocab));
         if (drafter) ahead->speculate(drafter, o);
         const GenerationResult seen = ahead->generate(r);
         ahead->speculate(std::shared_ptr<Drafter>(), o);
         EXPECT_EQ(seen.tokens, expected.tokens) << turn;
         EXPECT_EQ(seen.reused_tokens, expected.reused_tokens) << turn;
         if (turn == 1 || turn == 2) {
-            EXPECT_LT(seen.decode_steps, 40) << "guesses were right";
+            EXPECT_LT(seen.decode_steps, 40) << "drafts were right";
         }
         expect_alike();
         prompt = known;

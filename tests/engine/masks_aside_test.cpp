@@ -62,18 +62,18 @@ TEST(MasksAside, the_engines_thread_does_so_much_in_a_step_and_no_more) {
     }
 }
 
-TEST(MasksAside, guesses_behind_which_it_takes_long_are_not_looked_at) {
+TEST(MasksAside, drafts_behind_which_it_takes_long_are_not_looked_at) {
     Crowd crowd{.requests = slow_and_quick(true)};
     const Outcome host = crowd.run(Drawn::by_host);
-    guess_well(crowd, host, 12);
+    draft_well(crowd, host, 12);
     const int64_t accepted = crowd.run(Drawn::by_device).stats.accepted_rows;
     for (const Drawn drawn : {Drawn::by_host, Drawn::by_device}) {
         crowd.mask_steps = kAllAside;
-        const Outcome guessed = crowd.run(drawn);
-        expect_same_outcome(guessed, host);
-        EXPECT_GT(guessed.stats.masks_aside, 50);
-        EXPECT_GT(guessed.stats.accepted_rows, 20);
-        EXPECT_LT(guessed.stats.accepted_rows, accepted);
+        const Outcome drafted = crowd.run(drawn);
+        expect_same_outcome(drafted, host);
+        EXPECT_GT(drafted.stats.masks_aside, 50);
+        EXPECT_GT(drafted.stats.accepted_rows, 20);
+        EXPECT_LT(drafted.stats.accepted_rows, accepted);
     }
 }
 

@@ -70,7 +70,7 @@ TEST(NgramDrafter, other_places_are_further_choices_and_are_less_probable) {
     EXPECT_EQ(draft.slots[0][1].token, 50);
     EXPECT_EQ(draft.slots[1][0].token, 41);
     double sum = 0;
-    for (const Guess& g : draft.slots[0]) sum += std::exp(double{g.logprob});
+    for (const DraftToken& g : draft.slots[0]) sum += std::exp(double{g.logprob});
     EXPECT_LT(sum, 1);
     EXPECT_GT(draft.slots[0][0].logprob, draft.slots[0][1].logprob);
 }

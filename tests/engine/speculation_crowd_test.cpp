@@ -1,4 +1,4 @@
-// Greedy answers in crowds of the Engine with guesses of every width and every size of tree, by drafters that are
+// Greedy answers in crowds of the Engine with drafts of every width and every size of tree, by drafters that are
 // right, wrong, random or repeat themselves: none may differ from plain decoding of that answer alone. --full: 200,000
 // tokens with each type of K/V, a million in all. Crowds are as large as the rows of a step allow: on a GPU a step of
 // 256 rows takes little longer than one of ten, so that the tokens in a step decide how long this takes.
@@ -19,7 +19,7 @@ struct Truth {
     std::vector<int32_t> prompt, whole;
 };
 
-/// A way to guess, for a crowd of `running` answers, and then for one of `few`.
+/// A way to draft, for a crowd of `running` answers, and then for one of `few`.
 struct Way {
     int32_t width = 1, tree = 0, running = 1, few = 1;
 };
@@ -97,26 +97,26 @@ class SpeculationCrowd : public ::testing::TestWithParam<ModelAndKv> {
         }
     };
     /// What a drafter of some manner says for a slot behind `tokens`.
-    std::vector<Guess> guesses(const std::vector<int32_t>& whole, Manner manner, const std::vector<int32_t>& tokens,
-                               int32_t slot, int32_t choices, std::mt19937& chance) const {
+    std::vector<DraftToken> drafts(const std::vector<int32_t>& whole, Manner manner, const std::vector<int32_t>& tokens,
+                                   int32_t slot, int32_t choices, std::mt19937& chance) const {
         const size_t at = tokens.size() + static_cast<size_t>(slot);
         const int32_t truth = at < whole.size() ? whole[at] : 0;
         const auto dice = [&](int64_t n) { return static_cast<int32_t>(chance() % static_cast<uint64_t>(n)); };
         switch (manner) {
             case Manner::right:
-                return guesses_with(truth, 0, choices, vocab_);
+                return drafts_with(truth, 0, choices, vocab_);
             case Manner::often_right:
-                return guesses_with(truth, dice(8) == 0 ? 1 : 0, choices, vocab_);
+                return drafts_with(truth, dice(8) == 0 ? 1 : 0, choices, vocab_);
             case Manner::second:
-                return guesses_with(truth, dice(2), choices, vocab_);
+                return drafts_with(truth, dice(2), choices, vocab_);
             case Manner::random:
-                return guesses_with(dice(vocab_), 0, std::min(dice(4), choices), vocab_);
+                return drafts_with(dice(vocab_), 0, std::min(dice(4), choices), vocab_);
             case Manner::repeating:
-                return guesses_with(tokens.back(), 0, choices, vocab_);
+                return drafts_with(tokens.back(), 0, choices, vocab_);
             case Manner::wrong:
                 break;
         }
-        return guesses_with(truth, choices, choices, vocab_);
+        return drafts_with(truth, choices, choices, vocab_);
     }
     static Manner manner_of(uint32_t i) {
         static constexpr Manner kManners[] = {Manner::right,  Manner::often_right, Manner::right,  Manner::second,
@@ -153,10 +153,10 @@ class SpeculationCrowd : public ::testing::TestWithParam<ModelAndKv> {
         return ways;
     }
 
-    /// Who guesses for whom, by a prompt's first two tokens.
+    /// Who drafts for whom, by a prompt's first two tokens.
     using Manners = std::map<std::pair<int32_t, int32_t>, std::pair<size_t, Manner>>;
 
-    EngineOptions guessing(const Way& way, const std::vector<Truth>& truths, const Manners& who, uint32_t seed) const {
+    EngineOptions drafting(const Way& way, const std::vector<Truth>& truths, const Manners& who, uint32_t seed) const {
         EngineOptions o = options(std::max(way.running, way.few));
         o.speculation.width = way.width, o.speculation.tree = way.tree, o.speculation.adaptive = false;
         o.speculation.make = [&truths, &who, this, way, seed] {
@@ -164,7 +164,7 @@ class SpeculationCrowd : public ::testing::TestWithParam<ModelAndKv> {
                 way.width, [&truths, &who, this, chance = std::mt19937(seed)](const std::vector<int32_t>& tokens,
                                                                               int32_t slot, int32_t choices) mutable {
                     const auto [which, manner] = who.at({tokens[0], tokens[1]});
-                    return guesses(truths[which].whole, manner, tokens, slot, choices, chance);
+                    return drafts(truths[which].whole, manner, tokens, slot, choices, chance);
                 });
         };
         return o;
@@ -203,11 +203,11 @@ class SpeculationCrowd : public ::testing::TestWithParam<ModelAndKv> {
         return tally;
     }
 
-    /// A large crowd and a small one in an engine that guesses in one way.
+    /// A large crowd and a small one in an engine that drafts in one way.
     Tally crowds(const std::vector<Truth>& truths, const Way& way, uint32_t seed) const {
         Manners who;  // outlives the engine
         const auto start = std::chrono::steady_clock::now();
-        const auto engine = Engine::open(path(), guessing(way, truths, who, seed));
+        const auto engine = Engine::open(path(), drafting(way, truths, who, seed));
         Tally tally;
         tally.opening = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         if (full_counts()) tally.add(crowd(*engine, truths, who, std::max(6, way.running), seed));
@@ -288,10 +288,9 @@ TEST_P(SpeculationCrowd, every_width_and_tree_says_what_each_says_alone) {
     };
     for (int w = 0; w < workers; ++w) threads.emplace_back(work);
     for (std::thread& thread : threads) thread.join();
-    fmt::print(
-        "{} {}: {} answers, {} tokens of plain decoding, {} with guesses ({} of {} guesses right), {} different\n",
-        GetParam().model, dtype_name(GetParam().kv), all.answers, static_cast<int64_t>(truths.size()) * tokens,
-        all.tokens, all.accepted, all.drafted, all.different);
+    fmt::print("{} {}: {} answers, {} tokens of plain decoding, {} with drafts ({} of {} drafts right), {} different\n",
+               GetParam().model, dtype_name(GetParam().kv), all.answers, static_cast<int64_t>(truths.size()) * tokens,
+               all.tokens, all.accepted, all.drafted, all.different);
     fmt::print(
         "  {:.1f} s of plain decoding, then {:.1f} s; of {} workers: {:.1f} s in opening engines, {:.1f} s in {} "
         "steps of {:.0f} rows, {:.1f} s of that on the host\n",
@@ -350,7 +349,7 @@ TEST_P(SpeculationCrowd, in_a_session_every_width_and_tree_says_what_plain_decod
                 session->speculate(std::make_unique<TestDrafter>(
                                        way.width,
                                        [&](const std::vector<int32_t>& known, int32_t slot, int32_t choices) {
-                                           return guesses(truth.whole, manner, known, slot, choices, chance);
+                                           return drafts(truth.whole, manner, known, slot, choices, chance);
                                        }),
                                    s);
                 const GenerationResult drafted = answer(truth.prompt, wasteful(manner) ? tokens / 6 : tokens - a);
@@ -371,7 +370,7 @@ TEST_P(SpeculationCrowd, in_a_session_every_width_and_tree_says_what_plain_decod
     std::vector<std::thread> threads;
     for (int w = 0; w < test_jobs(); ++w) threads.emplace_back(work, static_cast<size_t>(w));
     for (std::thread& thread : threads) thread.join();
-    fmt::print("{} {}: {} tokens of plain decoding, {} with guesses ({} of them guessed), {} different\n",
+    fmt::print("{} {}: {} tokens of plain decoding, {} with drafts ({} of them drafted), {} different\n",
                GetParam().model, dtype_name(GetParam().kv), plain_tokens.load(), all_tokens.load(), accepted.load(),
                different.load());
     EXPECT_GE(all_tokens, wanted);

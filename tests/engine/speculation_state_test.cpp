@@ -1,4 +1,4 @@
-// Guesses that are all right, all wrong, random or repeating: at every commit K/V and recurrent state are those that
+// Drafts that are all right, all wrong, random or repeating: at every commit K/V and recurrent state are those that
 // plain decoding has at that length. --full: over 4,096 tokens.
 #include <thread>
 
@@ -69,7 +69,7 @@ TEST_P(SpeculationState, at_every_commit_it_is_that_of_plain_decoding) {
         return session.generate(request);
     };
     std::map<int64_t, uint64_t> plain;  // newest_hash by length
-    const auto none = [](const auto&, int32_t, int32_t) { return std::vector<Guess>(); };
+    const auto none = [](const auto&, int32_t, int32_t) { return std::vector<DraftToken>(); };
     const GenerationResult watched =
         run(*first, 1, 0, none, [&] { plain[first->sequence().length()] = newest_hash(first->sequence()); });
     ASSERT_EQ(watched.tokens, truth.tokens);
@@ -81,13 +81,13 @@ TEST_P(SpeculationState, at_every_commit_it_is_that_of_plain_decoding) {
         const char* name;
         int32_t width, tree;
         TestDrafter::Rule rule;
-        int64_t least, most;  // accepted guesses
+        int64_t least, most;  // accepted drafts
     };
     const auto any = [](int64_t) { return INT64_MAX; };
     const std::vector<Kind> kinds = {
         {"all wrong, in trees", 4, 12, oracle(whole, vocab, [](int32_t) { return 99; }), 0, 0},
         {"all wrong", 7, 0, oracle(whole, vocab, [](int32_t) { return 9; }), 0, 0},
-        {"random", 6, 10, random_guesses(5, vocab), 0, any(0)},
+        {"random", 6, 10, random_drafts(5, vocab), 0, any(0)},
         {"repeating", 8, 0, repeating(vocab), 0, any(0)},
         {"right at times, in trees", 9, 40,
          oracle(whole, vocab, [&](int32_t) { return static_cast<int32_t>(random() % 4); }), count / 8, INT64_MAX},

@@ -139,7 +139,7 @@ TEST_P(SpeculationTest, trees_of_any_budget_change_nothing) {
         if (budget >= 16) {
             EXPECT_LT(result.decode_steps, 50) << what << ": the tree holds second choices";
         }
-        expect_same(short_truth, drafted(shorter, random_guesses(7, vocab), fixed(5, budget)), what + ", random");
+        expect_same(short_truth, drafted(shorter, random_drafts(7, vocab), fixed(5, budget)), what + ", random");
         EXPECT_EQ(after(), short_state) << what;
         expect_same(short_truth, drafted(shorter, repeating(vocab), fixed(5, budget)), what + ", repeating");
     }
@@ -162,7 +162,7 @@ TEST_P(SpeculationTest, the_same_seed_draws_the_same_tokens) {
             const auto what = fmt::format("seed {}, kind {}", seed, kind);
             expect_same(truth, drafted(r, knowing(truth, right), fixed(6)), what + ", chain");
             expect_same(truth, drafted(r, knowing(truth, right), fixed(6, 20)), what + ", tree");
-            expect_same(truth, drafted(r, random_guesses(9, vocab), fixed(4, 12)), what + ", random");
+            expect_same(truth, drafted(r, random_drafts(9, vocab), fixed(4, 12)), what + ", random");
         }
     }
 }
@@ -192,7 +192,7 @@ TEST_P(SpeculationTest, an_answer_ends_where_it_would_end) {
     }
 }
 
-TEST_P(SpeculationTest, guesses_do_not_reach_beyond_the_context) {
+TEST_P(SpeculationTest, drafts_do_not_reach_beyond_the_context) {
     SessionOptions o = session->options();
     for (int64_t room = 1; room < 12; ++room) {
         o.context = std::ssize(prompt) + room;
@@ -227,7 +227,7 @@ TEST_P(SpeculationTest, what_is_counted_adds_up) {
     const GenerateRequest r = request(101);
     const GenerationResult truth = plain(r);
     EXPECT_EQ(truth.speculation.steps, 0);
-    // The second guess of each step is wrong.
+    // The second draft of each step is wrong.
     const GenerationResult half = drafted(r, knowing(truth, [](int32_t slot) { return slot == 1 ? 1 : 0; }), fixed(4));
     const SpeculationStats& s = half.speculation;
     EXPECT_EQ(s.steps, 50);
@@ -282,7 +282,7 @@ TEST_P(SpeculationTest, who_throws_leaves_a_session_that_works) {
     EXPECT_EQ(part.tokens, std::vector<int32_t>(truth.tokens.begin(), truth.tokens.begin() + 20));
 }
 
-TEST_P(SpeculationTest, graphs_of_checked_guesses_draw_what_their_kernels_draw) {
+TEST_P(SpeculationTest, graphs_of_checked_drafts_draw_what_their_kernels_draw) {
     RT_GPU_ONLY();
     const GenerateRequest r = request(60);
     const GenerationResult truth = plain(r);
@@ -322,7 +322,7 @@ TEST_P(SpeculationTest, many_answers_equal_those_of_plain_decoding) {
         const int kind = any(4);
         const auto right = [&](int32_t) { return any(static_cast<uint32_t>(wrong + 1)) == 0 ? 1 + any(3) : 0; };
         const GenerationResult result = drafted(r,
-                                                kind == 0   ? random_guesses(random(), vocab)
+                                                kind == 0   ? random_drafts(random(), vocab)
                                                 : kind == 1 ? repeating(vocab)
                                                             : oracle(whole, vocab, right),
                                                 fixed(width, tree));

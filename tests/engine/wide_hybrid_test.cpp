@@ -71,7 +71,7 @@ TEST_F(WideHybrid, trees_hold_what_tokens_one_by_one_hold) {
         SequenceState s(world.cache());
         plain.begin(world, s);
         std::vector<int32_t> tokens = {plain.tokens[0]}, parents = {-1}, path = {0};
-        for (size_t i = 1; i < depth; ++i)  // a wrong guess beside each right one, in front of it or behind
+        for (size_t i = 1; i < depth; ++i)  // a wrong draft beside each right one, in front of it or behind
             for (const bool right : {i % 2 == 0, i % 2 != 0}) {
                 parents.push_back(path[i - 1]);
                 tokens.push_back(right ? plain.tokens[i] : (plain.tokens[i] + 7) % static_cast<int32_t>(kVocab));
@@ -87,7 +87,7 @@ TEST_F(WideHybrid, trees_hold_what_tokens_one_by_one_hold) {
     }
 }
 
-/// Three sequences at once, at other places of the answer each, with guesses and without; and steps ahead of the host.
+/// Three sequences at once, at other places of the answer each, with drafts and without; and steps ahead of the host.
 TEST_F(WideHybrid, company_and_steps_ahead_change_nothing) {
     std::vector<SequenceState> all;
     for (int i = 0; i < 3; ++i) {

@@ -15,7 +15,7 @@
 namespace riptide::testing {
 namespace {
 
-/// The drafter of a fixture made as wide as the target, with weights drawn at random: its guesses are bad, but guesses.
+/// The drafter of a fixture made as wide as the target, with weights drawn at random: its drafts are bad, but drafts.
 std::unique_ptr<FakeCheckpoint> wide_drafter(const ModelInfo& target) {
     const auto small = open_checkpoint(fixture_path("dflash_zlab") + "/model.safetensors");
     auto out = std::make_unique<FakeCheckpoint>();

@@ -126,7 +126,7 @@ void expect_tree(const DraftedRows& rows, const std::vector<int32_t>& indices, c
         const int32_t parent = rows.parents[at];
         ASSERT_TRUE(parent >= 0 && parent < i);
         ASSERT_EQ(rows.positions[at], rows.positions[static_cast<size_t>(parent)] + 1);
-        ASSERT_TRUE(seen.emplace(parent, rows.tokens[at]).second) << "no guess twice";
+        ASSERT_TRUE(seen.emplace(parent, rows.tokens[at]).second) << "no draft twice";
         const int64_t slot = rows.positions[at] - rows.positions[0] - 1;
         ASSERT_LT(slot, plan.slots);
         if (i <= chain) {
@@ -223,7 +223,7 @@ TEST(draft_rows, no_other_tree_of_its_size_is_likelier) {
     }
 }
 
-TEST(accept_rows, goes_where_what_was_drawn_was_guessed) {
+TEST(accept_rows, goes_where_what_was_drawn_was_drafted) {
     std::mt19937 random(6);
     const auto any = [&](int32_t n) { return static_cast<int32_t>(random() % static_cast<uint32_t>(n)); };
     RoundWorld w;

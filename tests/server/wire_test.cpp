@@ -266,8 +266,8 @@ TEST_F(ServerWire, a_thousand_slow_clients_delay_nobody) {
     expect_alive();
 }
 
-/// Every pair of options, with guesses ahead, in a crowd: the same bytes as from an engine that never guesses.
-TEST_F(ServerWire, guesses_change_no_answer_whatever_is_asked_of_it) {
+/// Every pair of options, with drafts ahead, in a crowd: the same bytes as from an engine that never drafts.
+TEST_F(ServerWire, drafts_change_no_answer_whatever_is_asked_of_it) {
     const json::object schema = {{"type", "object"},
                                  {"properties", {{"colour", {{"enum", {"red", "green"}}}}}},
                                  {"required", {"colour"}},
@@ -325,14 +325,14 @@ TEST_F(ServerWire, guesses_change_no_answer_whatever_is_asked_of_it) {
     const std::vector<std::string> plain = answers();
     int64_t drafted = 0;
     for (const int tree : {0, 6}) {
-        EngineOptions guessing = demo_options();
-        guessing.speculation.drafter = "ngram";
-        guessing.speculation.width = 4;
-        guessing.speculation.adaptive = false;
-        guessing.speculation.tree = tree;
-        start(server_options(), guessing);
-        const std::vector<std::string> guessed = answers();
-        for (size_t i = 0; i < bodies.size(); ++i) EXPECT_EQ(guessed[i], plain[i]) << json::serialize(bodies[i]);
+        EngineOptions drafting = demo_options();
+        drafting.speculation.drafter = "ngram";
+        drafting.speculation.width = 4;
+        drafting.speculation.adaptive = false;
+        drafting.speculation.tree = tree;
+        start(server_options(), drafting);
+        const std::vector<std::string> drafted = answers();
+        for (size_t i = 0; i < bodies.size(); ++i) EXPECT_EQ(drafted[i], plain[i]) << json::serialize(bodies[i]);
         EXPECT_EQ(engine->stats().failed, 0);
         drafted += engine->stats().drafted_rows;
     }

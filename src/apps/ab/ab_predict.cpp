@@ -71,9 +71,9 @@ std::vector<Prediction> predict_trees(const std::vector<StepCost>& costs, const 
             draft.slots.back().push_back({static_cast<int32_t>(c), static_cast<float>(std::log(choices[c]))});
     }
     std::vector<Prediction> all = {{0, 1, costs.front().ms}};
-    for (int64_t guesses = 1; guesses <= most; ++guesses) {
+    for (int64_t drafts = 1; drafts <= most; ++drafts) {
         DraftTree tree;
-        build_tree(draft, guesses, (guesses + 1) / 2, tree);
+        build_tree(draft, drafts, (drafts + 1) / 2, tree);
         std::vector<double> chances;
         double tokens = 1;
         for (size_t i = 0; i < tree.tokens.size(); ++i) {
@@ -81,7 +81,7 @@ std::vector<Prediction> predict_trees(const std::vector<StepCost>& costs, const 
             chances.push_back(before * choices[static_cast<size_t>(tree.tokens[i])]);
             tokens += chances.back();
         }
-        all.push_back({guesses, tokens, step_ms(costs, guesses + 1) + draft_ms});
+        all.push_back({drafts, tokens, step_ms(costs, drafts + 1) + draft_ms});
     }
     return all;
 }
@@ -90,7 +90,7 @@ std::string prediction_table(const std::vector<StepCost>& costs, const std::vect
     const auto best = std::max_element(predictions.begin(), predictions.end(),
                                        [](const Prediction& a, const Prediction& b) { return a.rate() < b.rate(); });
     std::string out =
-        fmt::format("{:<10} {:>12} {:>10} {:>10} {:>9}\n", "guesses", "tokens/step", "ms", "tok/s", "speed-up");
+        fmt::format("{:<10} {:>12} {:>10} {:>10} {:>9}\n", "drafts", "tokens/step", "ms", "tok/s", "speed-up");
     for (const Prediction& p : predictions) {
         const bool measured =
             std::any_of(costs.begin(), costs.end(), [&](const StepCost& c) { return c.rows == p.width + 1; });

@@ -1,4 +1,4 @@
-// What guessing ahead would gain, from what steps cost and how often a guess is right.
+// What speculative decoding would gain, from what steps cost and how often a draft is right.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ struct StepCost {
 std::vector<StepCost> read_costs(const std::string& text);
 
 struct Prediction {
-    int64_t width = 0;  // guesses in a step; 0: plain decoding
+    int64_t width = 0;  // drafts in a step; 0: plain decoding
     double tokens = 1;  // a step, expected
     double ms = 0;      // draft and step
     double rate() const { return 1000 * tokens / ms; }
 };
-/// Chains of 0, 1, ... guesses, as far as steps have been measured (between measured numbers of rows costs lie on a
-/// straight line). Each guess is right with probability `acceptance` if all before it are:
+/// Chains of 0, 1, ... drafts, as far as steps have been measured (between measured numbers of rows costs lie on a
+/// straight line). Each draft is right with probability `acceptance` if all before it are:
 ///     tokens = 1 + p + p^2 + ... + p^width;   ms = draft_ms (0 for width 0) + cost(width + 1 rows)
 /// A model of one sequence: the drafter's own accuracy in later slots and the host are not in it.
 std::vector<Prediction> predict_chains(const std::vector<StepCost>& costs, double acceptance, double draft_ms);
 
-/// Trees of 0, 1, ... guesses, as the engine builds them (build_tree, half of a tree its chain) for a drafter whose
+/// Trees of 0, 1, ... drafts, as the engine builds them (build_tree, half of a tree its chain) for a drafter whose
 /// first, second, ... choice for each token is right with probability choices[0], choices[1], ..., and knows it:
 ///     tokens = 1 + sum over nodes of the product of the probabilities on its way
 std::vector<Prediction> predict_trees(const std::vector<StepCost>& costs, const std::vector<double>& choices,

@@ -19,7 +19,7 @@ double share(int64_t part, int64_t whole) {
     return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
 }
 
-/// Guesses in a step, at most; 0 where the mode chooses itself.
+/// Drafts in a step, at most; 0 where the mode chooses itself.
 int32_t nodes(const AbMode& mode) {
     if (!mode.speculation || mode.speculation->adaptive) return 0;
     return mode.speculation->tree > 0 ? mode.speculation->tree : mode.speculation->width;
@@ -141,7 +141,7 @@ std::string speed_panel(const AbResult& result) {
     }
     for (auto* points : {&chains, &trees}) std::sort(points->begin(), points->end());
     Panel panel{kLeft, widest * 1.05, fastest * 1.1};
-    panel.axes("speed-up over plain decoding", "guesses in a step", 0.5);
+    panel.axes("speed-up over plain decoding", "drafts in a step", 0.5);
     for (const auto* points : {&chains, &trees})
         for (const auto& [n, speed] : *points)
             panel.text(panel.x(n), kTop + kHeight + 18, fmt::format("{:.0f}", n), "middle");
@@ -171,7 +171,7 @@ std::string slot_panel(const AbResult& result, double left) {
     const auto& slots = total.speculation.slots;
     Panel panel{left, std::max<double>(1, static_cast<double>(slots.size())), 1};
     panel.axes(widest == 0 ? "no chain was measured"
-                           : "steps in which a slot's guess was accepted, " + result.modes[widest].name,
+                           : "steps in which a slot's draft was accepted, " + result.modes[widest].name,
                "slot", 0.2);
     for (size_t i = 0; i < slots.size(); ++i) {
         const double value = share(slots[i].accepted, total.speculation.steps);

@@ -13,7 +13,7 @@ namespace riptide::apps {
 std::string ab_table(const AbResult& result);
 /// The same numbers and more, for scripts.
 json::object ab_json(const AbResult& result);
-/// A picture: speed-up against the number of guesses in a step, and the share of steps in which each slot's guess was
+/// A picture: speed-up against the number of drafts in a step, and the share of steps in which each slot's draft was
 /// accepted. Well-formed SVG, without fonts or scripts of its own.
 std::string ab_svg(const AbResult& result, const std::string& title);
 

@@ -124,7 +124,7 @@ class Answers {
         request.prompt = prompt.tokens;
         request.sampling = options_.sampling;
         if (tokens > 0) request.sampling.max_tokens = tokens;
-        request.eos_ids = stop_ids_;  // what comes behind the end is easily guessed
+        request.eos_ids = stop_ids_;  // what comes behind the end is easily drafted
         request.cancel = cancel_;
         session_.speculate(std::move(speculators_[mode]));
         GenerationResult result = session_.generate(request);

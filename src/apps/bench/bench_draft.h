@@ -11,7 +11,7 @@
 
 namespace riptide::apps {
 
-/// Rounds of guessing that the device runs by itself (engine/speculation/device_rounds.h), with all that the drafter
+/// Rounds of drafting that the device runs by itself (engine/speculation/device_rounds.h), with all that the drafter
 /// does in one and without any of it: the rows that are checked are the same made-up words, so the difference is the
 /// drafter's pass: its block, the choice of rows, features of the model's layers, K/V of the rows that were checked.
 struct DraftRow {

@@ -53,7 +53,7 @@ BenchRow bench_decode(Session& session, const BenchOptions& options, int64_t dep
 /// row each, the most likely tokens brought to the host, the next made-up tokens. REQUIRES gen <= 512.
 BenchRow bench_batch(Session& session, const BenchOptions& options, int64_t depth, int64_t sequences);
 /// Steps of the decode family that feed `rows` tokens to one sequence behind `depth` of its own, as checking a chain of
-/// guesses does, and find the most likely token behind each; nothing of it is kept. The host launches steps without
+/// drafts does, and find the most likely token behind each; nothing of it is kept. The host launches steps without
 /// waiting for the one before. REQUIRES gen <= 512, rows <= 256.
 BenchRow bench_verify(Session& session, const BenchOptions& options, int64_t depth, int64_t rows);
 

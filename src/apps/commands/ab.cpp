@@ -1,4 +1,4 @@
-// riptide ab: what guessing ahead gains, and that it changes nothing.
+// riptide ab: what speculative decoding gains, and that it changes nothing.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -44,7 +44,7 @@ std::string where(Session& session) {
 
 int predict(const AbFlags& o) {
     const std::vector<StepCost> costs = read_costs(o.costs);
-    tell("predicted, not measured: chains whose guesses are each right with probability {}, {} ms a draft\n\n{}",
+    tell("predicted, not measured: chains whose drafts are each right with probability {}, {} ms a draft\n\n{}",
          o.acceptance, o.draft_ms, Lines{prediction_table(costs, predict_chains(costs, o.acceptance, o.draft_ms))});
     if (o.others.empty()) return 0;
     std::vector<double> choices = {o.acceptance};
@@ -96,23 +96,23 @@ int ab(AbFlags o) {
 }  // namespace
 
 void add_ab(Command& app, Action& action) {
-    Command* cmd = app.add_subcommand("ab", "Compare decoding with and without guessing ahead");
+    Command* cmd = app.add_subcommand("ab", "Compare decoding with and without speculative decoding");
     auto options = std::make_shared<AbFlags>();
     options->sampling.params.temperature = 0;
     add_model_flags(*cmd, options->model);
     cmd->add_option(
         "--drafter", options->drafter,
-        "Who guesses: ngram, demo (the demo model's own drafter), or a DFlash drafter's file or folder; left "
+        "Who drafts: ngram, demo (the demo model's own drafter), or a DFlash drafter's file or folder; left "
         "out: demo for the demo model, else ngram");
     cmd->add_option("--prompts", options->prompts,
                     "File with an object a line: messages, turns or prompt; left out: a few of our own");
     cmd->add_option("--most-prompts", options->most_prompts, "Prompts to take from the file at most")
         ->check(Sign::positive)
         ->capture_default_str();
-    cmd->add_option("--widths", options->widths, "Chains to measure: guesses in a row")
+    cmd->add_option("--widths", options->widths, "Chains to measure: drafts in a row")
         ->delimiter(',')
         ->capture_default_str();
-    cmd->add_option("--trees", options->trees, "Trees to measure: guesses in a step")
+    cmd->add_option("--trees", options->trees, "Trees to measure: drafts in a step")
         ->delimiter(',')
         ->capture_default_str();
     cmd->add_option("-n,--tokens-max", options->sampling.max_tokens, "Tokens of an answer; left out: 128");
@@ -129,10 +129,10 @@ void add_ab(Command& app, Action& action) {
     cmd->add_flag("--host-rounds", options->host_rounds,
                   "On a GPU: draft and check through the host, also with a DFlash drafter");
     cmd->add_flag("--json", options->as_json, "Print one JSON object");
-    cmd->add_option("--plot", options->plot, "Write an SVG: speed-up by guesses, acceptance by slot");
+    cmd->add_option("--plot", options->plot, "Write an SVG: speed-up by drafts, acceptance by slot");
     cmd->add_option("--costs", options->costs,
                     "Run nothing, predict: ROWS:MS,... as `bench --verify-rows` has measured them");
-    cmd->add_option("--acceptance", options->acceptance, "With --costs: how often a guess is right")
+    cmd->add_option("--acceptance", options->acceptance, "With --costs: how often a draft is right")
         ->check(Range(0.0, 1.0))
         ->capture_default_str();
     cmd->add_option("--other-choices", options->others,

@@ -258,9 +258,10 @@ void add_bench(Command& app, Action& action) {
         ->delimiter(',')
         ->check(Range(1, 256));
     Flag* verify =
-        cmd->add_option("--verify-rows", options->verify_rows,
-                        "Rows of one sequence in a step, as a check of guesses has them: time a step of each, such as "
-                        "1,2,4,8,16,24,32")
+        cmd->add_option(
+               "--verify-rows", options->verify_rows,
+               "Rows of one sequence in a step, as a verification of drafts has them: time a step of each, such as "
+               "1,2,4,8,16,24,32")
             ->delimiter(',')
             ->check(Range(1, 256));
     cmd->add_option("--gen", options->bench.gen, "Tokens to decode, each sequence")->capture_default_str();

@@ -81,11 +81,11 @@ std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags) {
 
 void add_draft_flags(Command& cmd, DraftFlags& flags) {
     cmd.add_option("--drafter", flags.drafter,
-                   "Guess tokens ahead, which changes no answer: ngram, demo (the demo model's own drafter), or a "
+                   "Draft tokens ahead, which changes no answer: ngram, demo (the demo model's own drafter), or a "
                    "DFlash drafter's file or folder");
-    cmd.add_option("--draft-width", flags.width, "Guesses in a row, 1 to 63; auto: as many as pay, or none")
+    cmd.add_option("--draft-width", flags.width, "Drafts in a row, 1 to 63; auto: as many as pay, or none")
         ->capture_default_str();
-    cmd.add_option("--draft-tree", flags.tree, "Guess a tree of up to so many tokens; 0: a chain")
+    cmd.add_option("--draft-tree", flags.tree, "Draft a tree of up to so many tokens; 0: a chain")
         ->capture_default_str();
 }
 
@@ -295,12 +295,12 @@ std::string closing_line(Session& session, const GenerationResult& r) {
     const std::string where = session.gpu() != nullptr
                                   ? session.gpu()->info().name
                                   : fmt::format("{} threads · hash {:016x}", session.threads(), r.logits_hash);
-    const std::string guesses =
+    const std::string drafts =
         session.speculator() != nullptr ? fmt::format(" · {:.2f} tokens a step", r.speculation.tokens_per_step()) : "";
     return fmt::format(
         "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s{} · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
         "GB/s measured · K/V {} · {} · {}]",
-        r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), guesses, number("weight_gb_s"),
+        r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), drafts, number("weight_gb_s"),
         100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), kv_name(session),
         finish_reason_name(r.reason), where);
 }

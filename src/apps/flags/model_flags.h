@@ -36,7 +36,7 @@ void add_template_flag(Command& cmd, ModelFlags& flags);
 /// MODEL (or the demo) with the tokenizer and template that the flags name. Throws Error.
 std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags);
 
-/// Who guesses tokens ahead, and how many.
+/// Who drafts tokens, and how many.
 struct DraftFlags {
     std::string drafter, width = "auto";
     int32_t tree = 0;

@@ -14,7 +14,7 @@ namespace riptide::apps {
 /// Throws Error(unavailable) if this build has none.
 std::unique_ptr<Checkpoint> open_model_or_demo(const std::string& path);
 
-/// Guesses by `name`: "ngram", "demo" (the embedded drafter of the demo model), or a DFlash drafter's path.
+/// Drafts by `name`: "ngram", "demo" (the embedded drafter of the demo model), or a DFlash drafter's path.
 /// Opening throws Error(unavailable) if this build has no such drafter.
 SpeculationOptions drafted_by(const std::string& name);
 

@@ -39,7 +39,7 @@ void begin_rows(std::span<const StepItem> items, std::span<const int32_t> row_be
 /// On a GPU a step of the decode family that feeds one token to each of up to kGraphRows sequences, as chains, and
 /// wants all logits is launched as a graph from the second of its number of rows on (RecordedStep). There is one graph
 /// for each number: a row more or less is another graph, not a row that nobody wants. So is a step that feeds up to
-/// kVerifyRows to one sequence, which checks guesses: a graph for chains and one for trees, whose parents are data.
+/// kVerifyRows to one sequence, which verifies drafts: a graph for chains and one for trees, whose parents are data.
 class Runner {
   public:
     /// All must outlive the runner; `threads` may be null. The cache must have been made from model.state_specs(). Runs

@@ -137,7 +137,7 @@ class Answer {
     /// Of the running step: whether its token was the last, and what steps run ahead drew before it.
     bool ends = false;
     std::vector<int32_t> ahead;
-    std::vector<int32_t> path;  // of the running step: rows that guesses were right about, if there were guesses
+    std::vector<int32_t> path;  // of the running step: rows that drafts were right about, if there were drafts
     bool undrawn = false;       // of the running step: nothing was drawn, since nobody knew yet what may come
     int64_t told = -1;          // tokens of the answer that the drafter knows; -1: it does not know the prompt
 

@@ -34,7 +34,7 @@ namespace riptide {
 /// What may come next can take long to find out (a mask of an ambiguous grammar). In a step this thread does only so
 /// much work for it, however many answers ask; the rest another thread does (engine_masks.cpp). An answer that waits
 /// for it runs its last row again, and meanwhile sits out. The first mask of an answer is always known, so that prompts
-/// are never read again for it. Guesses behind which it would take long are not looked at.
+/// are never read again for it. Drafts behind which it would take long are not looked at.
 ///
 /// Recurrent state: the device's steps follow each other (SequenceState::begin_follow), where its layers can, and are
 /// no more than one beyond the one whose tokens are asked for: what that one was fed is not yet part of the state of an
@@ -131,7 +131,7 @@ class EngineLoop {
     void expect_slow_mask(Answer& answer);
     void find_undrawn(std::span<const StepItem> items, std::span<const RequestId> ids);
     void allow_rows(Answer& answer, const StepItem& item);
-    bool may_follow(Answer& answer, int32_t guess, const DrawnRows& rows, int64_t row);
+    bool may_follow(Answer& answer, int32_t drafted, const DrawnRows& rows, int64_t row);
     bool draw_formed();
 
     // engine_draft.cpp
@@ -213,7 +213,7 @@ class EngineLoop {
     std::function<int64_t()> part_layers_;
     int64_t decoded_us_ = -1;  // when the last step's decode part had its tokens; -1: it had none
 
-    std::unique_ptr<Speculator> speculator_;  // null: nobody guesses
+    std::unique_ptr<Speculator> speculator_;  // null: nobody drafts
     std::vector<Speculator::Wanted> drafts_wanted_;
     std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;

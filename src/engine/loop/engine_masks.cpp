@@ -34,7 +34,7 @@ void EngineLoop::wait_for_masks() {
     decoded_us_ = -1;
 }
 
-/// Work on one mask, or on those of one answer's guesses, as far as the step has room for it.
+/// Work on one mask, or on those of one answer's drafts, as far as the step has room for it.
 template <class Find>
 bool EngineLoop::within_step(const Find& find) {
     WorkBudget work(std::min(mask_steps_.mask, mask_steps_left_));
@@ -80,7 +80,7 @@ void EngineLoop::find_undrawn(std::span<const StepItem> items, std::span<const R
     }
 }
 
-/// Appends what may follow an answer's last token, which is known, and each of its guesses, to row_allowed_.
+/// Appends what may follow an answer's last token, which is known, and each of its drafts, to row_allowed_.
 void EngineLoop::allow_rows(Answer& answer, const StepItem& item) {
     within_step([&](WorkBudget& work) {
         answer.allowed()->rows(item.tokens, item.parents, work, row_allowed_);
@@ -89,12 +89,12 @@ void EngineLoop::allow_rows(Answer& answer, const StepItem& item) {
     stats_.formed_rows += std::ssize(item.tokens);
 }
 
-/// Whether the row of a guess that was right (node `guess`; -1: there is none) may be looked at: what may follow it is
-/// known. `row`: the first of the answer's.
-bool EngineLoop::may_follow(Answer& answer, int32_t guess, const DrawnRows& rows, int64_t row) {
-    if (guess < 0 || answer.allowed() == nullptr) return true;
+/// Whether the row of a draft that was right (node `drafted`; -1: there is none) may be looked at: what may follow it
+/// is known. `row`: the first of the answer's.
+bool EngineLoop::may_follow(Answer& answer, int32_t drafted, const DrawnRows& rows, int64_t row) {
+    if (drafted < 0 || answer.allowed() == nullptr) return true;
     if (rows.tokens.empty()) return knows_allowed(answer);
-    return !row_allowed_[static_cast<size_t>(row + guess + 1)].unknown;
+    return !row_allowed_[static_cast<size_t>(row + drafted + 1)].unknown;
 }
 
 /// Finds out what may be drawn for device_rows_, whose layers are running, and has it drawn. False if an answer has

@@ -1,4 +1,4 @@
-// EngineLoop: answers whose next tokens are guessed ahead.
+// EngineLoop: answers whose next tokens are drafted ahead.
 #include <algorithm>
 
 #include "base/error.h"
@@ -50,7 +50,7 @@ void EngineLoop::propose_drafts() {
     }
 }
 
-/// Whether the device can draw for all rows of the decode part that it does not run by itself: rows with guesses, or
+/// Whether the device can draw for all rows of the decode part that it does not run by itself: rows with drafts, or
 /// whose layers a drafter is shown. Readies the slots by which it draws.
 bool EngineLoop::device_draws_rows() {
     const DecodeDevice* decoder = machine_.decoder();
@@ -79,7 +79,7 @@ bool EngineLoop::device_draws_rows() {
     return true;
 }
 
-/// What the rows of a step are drawn from. What answers of a given form allow behind guesses is found out while it
+/// What the rows of a step are drawn from. What answers of a given form allow behind drafts is found out while it
 /// runs.
 EngineLoop::DrawnRows EngineLoop::drawn_rows(std::span<const StepItem> items, std::span<const RequestId> ids,
                                              bool on_device) {
@@ -110,7 +110,7 @@ Sampled EngineLoop::draw_row(Answer& answer, const DrawnRows& rows, int64_t row,
     return out;
 }
 
-/// The tokens of a row with guesses below it, number `row` of the step, as far as the guesses were right.
+/// The tokens of a row with drafts below it, number `row` of the step, as far as the drafts were right.
 void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const DrawnRows& rows, int64_t row) {
     DraftTree& tree = drafting_.at(answer.scheduled);
     tree.shorten(std::ssize(item.tokens) - 1);  // for the others there was no room
@@ -149,7 +149,7 @@ bool EngineLoop::follows(const Answer& answer, const StepItem& item) {
 }
 
 /// Shows such a drafter what the last step's layers put out for the rows that count. Where a prompt's beginning came
-/// from the prefix cache, no layer has run for it: then the drafter knows it from an earlier sequence, or guesses
+/// from the prefix cache, no layer has run for it: then the drafter knows it from an earlier sequence, or drafts
 /// nothing for this one.
 void EngineLoop::feed_drafter(std::span<const StepItem> items, std::span<const RequestId> ids) {
     if (!reads_layers()) return;
@@ -173,7 +173,7 @@ void EngineLoop::feed_drafter(std::span<const StepItem> items, std::span<const R
     }
 }
 
-/// What was drawn without guesses, and what it took: `seconds`, 0 where more than decoding ran.
+/// What was drawn without drafts, and what it took: `seconds`, 0 where more than decoding ran.
 void EngineLoop::tell_drafter(const StepPlan& plan, int64_t steps, double seconds) {
     if (!speculator_) return;
     int64_t rows = 0;

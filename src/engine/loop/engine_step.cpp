@@ -120,7 +120,7 @@ void EngineLoop::split(const StepPlan& plan) {
 }
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
-    // Steps that the device runs by itself show a drafter nothing: while guesses do not pay, answers leave it behind.
+    // Steps that the device runs by itself show a drafter nothing: while drafts do not pay, answers leave it behind.
     const bool wants_layers = reads_layers() && speculator_->idle_steps() == 0;
     return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() &&
            (!answer.constrained() || machine_.decoder()->forward) && answer.free_draws() > 0 &&

@@ -215,8 +215,9 @@ void AllowedTokens::find_rows(std::span<const int32_t> tokens, std::span<const i
         std::optional<NextTokens> next;
         try {
             set = found([&] {
-                const std::span<const int32_t> guess = tokens.subspan(r, 1);
-                next = others == Others::wait_for ? states[r]->next(guess, &work) : states[r]->try_next(guess, &work);
+                const std::span<const int32_t> drafted = tokens.subspan(r, 1);
+                next =
+                    others == Others::wait_for ? states[r]->next(drafted, &work) : states[r]->try_next(drafted, &work);
                 return *next;
             });
         } catch (const TooMuchWork&) {
@@ -224,7 +225,7 @@ void AllowedTokens::find_rows(std::span<const int32_t> tokens, std::span<const i
         }
         if (next && next->mask && set.error.empty()) continue;
         states[r].reset();
-        if (next && !next->mask) set = {};  // the form does not allow the guess
+        if (next && !next->mask) set = {};  // the form does not allow the draft
     }
 }
 

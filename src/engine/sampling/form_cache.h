@@ -88,9 +88,9 @@ class AllowedTokens {
     /// Whether the last place was found by a search that took more than so many steps of WorkBudget.
     bool took_more_than(int64_t steps) const { return search_steps_ > steps; }
 
-    /// For the rows of a step that checks guesses: tokens[0] is the answer's last token, which it knows; the others are
-    /// guesses, each behind the row parents[r], or (`parents` empty) the one before it. Appends what may follow each
-    /// row to `out`, valid as long as this. No draw depends on what follows a guess that the form does not allow: there
+    /// For the rows of a step that verifies drafts: tokens[0] is the answer's last token, which it knows; the others
+    /// are drafts, each behind the row parents[r], or (`parents` empty) the one before it. Appends what may follow each
+    /// row to `out`, valid as long as this. No draw depends on what follows a draft that the form does not allow: there
     /// it is any token. What takes more than is left of `work` is unknown. REQUIRES known(). Throws WorkStopped only;
     /// see AllowedSet::error.
     void rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work,

@@ -1,8 +1,8 @@
-// Session::generate with a drafter: one step checks the guesses, one more token comes for free.
+// Session::generate with a drafter: one step verifies the drafts, one more token comes for free.
 //
 // The token of each row on the way is drawn exactly as plain decoding would draw it: from the same logits (a row of the
 // decode family has the same bits in any company), with the same noise (a function of seed, position and token) and the
-// same history. The guess only decides whether the next row is there already.
+// same history. The draft only decides whether the next row is there already.
 #include <algorithm>
 #include <chrono>
 
@@ -76,7 +76,7 @@ void Session::show_held() {
     speculator_->drafter().feed(kSequence, held_from_, features, {});
 }
 
-/// The step of `token` and the guesses below it. Asks take() for the tokens that follow the rows on the way, and makes
+/// The step of `token` and the drafts below it. Asks take() for the tokens that follow the rows on the way, and makes
 /// these rows (`path`) part of the sequence, also if take() throws.
 void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path) {
     std::vector<int32_t> tokens = {token}, parents;
@@ -115,7 +115,7 @@ void Session::verify(int32_t token, const DraftTree& tree, const RowDraws& draws
 }
 
 /// A step of the host's: drafts, checks, and tells who drafts.
-void Session::check_guesses(GenerationResult& result, const RowDraws& draws, int64_t wanted) {
+void Session::verify_drafts(GenerationResult& result, const RowDraws& draws, int64_t wanted) {
     Speculator& speculator = *speculator_;
     const std::vector<int32_t>& answer = result.tokens;
     const auto known = answer.size();
@@ -193,7 +193,7 @@ void Session::decode_drafted(const GenerateRequest& request, GenerationResult& r
         }
         draws.on_device = device && draws_rows(sampling, known);
         if (draws.on_device) start_drawing();
-        check_guesses(result, draws, wanted);
+        verify_drafts(result, draws, wanted);
     }
     show_held();
     result.speculation = speculator.stats();

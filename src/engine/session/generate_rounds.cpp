@@ -78,7 +78,7 @@ void Session::keep_rounds(int64_t fed, bool exact, const SpareState& before) {
     sequence_->commit_prefix(fed);
 }
 
-/// Rounds for as many rows as can be reserved at once. Ends before a plain round where the last had guesses, or the
+/// Rounds for as many rows as can be reserved at once. Ends before a plain round where the last had drafts, or the
 /// other way round. False if there is no room for any.
 bool Session::run_rounds(RoundSpan& span) {
     DraftRounds& rounds = *rounds_;

@@ -54,7 +54,7 @@ struct GenerationResult {
     std::string stop_string;  // reason == stop_string
     int64_t prompt_tokens = 0;
     int64_t reused_tokens = 0;   // of the prompt, not computed again
-    int64_t decode_steps = 0;    // after the prompt: of one row, or of guesses too
+    int64_t decode_steps = 0;    // after the prompt: of one row, or of drafts too
     int64_t decoded_tokens = 0;  // drawn in them, the stop id included
     double prefill_seconds = 0;
     double decode_seconds = 0;
@@ -171,7 +171,7 @@ class Session {
     };
     bool run_rounds(RoundSpan& span);
     void keep_rounds(int64_t fed, bool exact, const SpareState& before);
-    void check_guesses(GenerationResult& result, const RowDraws& draws, int64_t wanted);
+    void verify_drafts(GenerationResult& result, const RowDraws& draws, int64_t wanted);
     DraftRounds::Draws round_draws(const GenerateRequest& request, std::span<const int32_t> stop_ids);
     void verify(int32_t token, const DraftTree& tree, const RowDraws& draws, std::vector<int32_t>& path);
     void plan_memory();
@@ -192,7 +192,7 @@ class Session {
     std::vector<float> host_logits_;
     std::optional<SequenceState> sequence_;
     std::vector<int32_t> tokens_;
-    std::vector<float> held_features_;  // of steps without guesses, which the drafter has not been shown yet
+    std::vector<float> held_features_;  // of steps without drafts, which the drafter has not been shown yet
     int64_t held_from_ = 0, held_rows_ = 0;
     int64_t reused_ = 0;                 // by the last prefill
     std::optional<SequenceState> kept_;  // with recurrent state: the sequence shortly before the end of a prompt

@@ -121,8 +121,8 @@ Batch DraftRounds::batch_of(int64_t rows, const int32_t* tokens, const int32_t* 
     return batch;
 }
 
-/// The drafter's block, and the rows that check its guesses.
-void DraftRounds::guess(const ops::DraftPlan& plan) {
+/// The drafter's block, and the rows that check its drafts.
+void DraftRounds::draft(const ops::DraftPlan& plan) {
     const Dflash& model = dflash_->model();
     const ArenaScope scope(*context_.arena);
     Batch block = batch_of(block_, state_.block_tokens, state_.line, true);
@@ -171,7 +171,7 @@ Tensor DraftRounds::round(const ops::DraftPlan& plan) {
     const int64_t rows = plan.rows;
     const bool tree = plan.choices > 1;
     ops::begin_round(context_, state_);
-    guess(plan);
+    draft(plan);
     Tensor features;
     const Tensor drawn = check(rows, tree, &features);
     if (tree) {
@@ -191,12 +191,12 @@ void DraftRounds::append(const Tensor& features) {
 
 Tensor DraftRounds::measured_round(const ops::DraftPlan& plan, bool drafted) {
     ops::begin_round(context_, state_);
-    if (drafted) guess(plan);
+    if (drafted) draft(plan);
     const auto words = std::ssize(dflash_->model().target_ids());
-    const int32_t guesses = plan.rows - 1;
-    const Tensor first(counting_, DType::i32, {guesses, 1}), certain(zeros_, DType::f32, {guesses, 1});
+    const int32_t drafts = plan.rows - 1;
+    const Tensor first(counting_, DType::i32, {drafts, 1}), certain(zeros_, DType::f32, {drafts, 1});
     ops::draft_rows(context_, first, certain, {words_, static_cast<size_t>(words)},
-                    {.rows = plan.rows, .chain = guesses, .slots = guesses, .choices = 1}, state_.rows);
+                    {.rows = plan.rows, .chain = drafts, .slots = drafts, .choices = 1}, state_.rows);
     Tensor features;
     const Tensor drawn = check(plan.rows, false, drafted ? &features : nullptr);
     if (drafted) append(features);

@@ -80,7 +80,7 @@ class DraftRounds {
     Tensor round(const ops::DraftPlan& plan);
     Tensor measured_round(const ops::DraftPlan& plan, bool drafted);
     void append(const Tensor& features);
-    void guess(const ops::DraftPlan& plan);
+    void draft(const ops::DraftPlan& plan);
     Tensor check(int64_t rows, bool tree, Tensor* features);
 
     const Model& model_;

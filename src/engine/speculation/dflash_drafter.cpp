@@ -202,12 +202,12 @@ bool DflashDrafter::draft(Text& text, const DraftRequest& request, Draft& out) {
         const auto logits = std::span(best_logits_).subspan(s * k, k);
         double sum = 0;
         for (const float logit : logits) sum += std::exp(double{logit} - double{logits[0]});
-        std::vector<Guess>& guesses = out.slots.emplace_back();
+        std::vector<DraftToken>& drafts = out.slots.emplace_back();
         for (size_t c = 0; c < std::min<size_t>(k, static_cast<size_t>(request.choices)); ++c) {
             const auto token = best_tokens_[s * k + c];
             if (token < 0 || token >= vocab) break;
-            guesses.push_back({model_->target_ids()[static_cast<size_t>(token)],
-                               static_cast<float>(double{logits[c]} - double{logits[0]} - std::log(sum))});
+            drafts.push_back({model_->target_ids()[static_cast<size_t>(token)],
+                              static_cast<float>(double{logits[c]} - double{logits[0]} - std::log(sum))});
         }
     }
     return true;

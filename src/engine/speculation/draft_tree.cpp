@@ -10,12 +10,12 @@ namespace riptide {
 
 void DraftTree::clear() { shorten(0); }
 
-int32_t DraftTree::add(int32_t parent, const Guess& guess) {
+int32_t DraftTree::add(int32_t parent, const DraftToken& drafted) {
     RT_ASSERT(parent >= -1 && parent < size());
-    tokens.push_back(guess.token);
+    tokens.push_back(drafted.token);
     parents.push_back(parent);
     depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
-    logprobs.push_back(guess.logprob);
+    logprobs.push_back(drafted.logprob);
     return static_cast<int32_t>(size() - 1);
 }
 
@@ -41,7 +41,7 @@ bool DraftTree::is_chain() const {
 
 void build_chain(const Draft& draft, int64_t width, DraftTree& tree) {
     tree.clear();
-    for (const std::vector<Guess>& slot : draft.slots) {
+    for (const std::vector<DraftToken>& slot : draft.slots) {
         if (tree.size() >= width || slot.empty()) return;
         tree.add(static_cast<int32_t>(tree.size()) - 1, slot[0]);
     }
@@ -51,7 +51,7 @@ void build_tree(const Draft& draft, int64_t budget, int64_t seed, DraftTree& tre
     tree.clear();
     size_t k = 1;
     int64_t prefixes = 0, longest = 1;  // as many as there may be at all; of the slot's length
-    for (const std::vector<Guess>& slot : draft.slots) {
+    for (const std::vector<DraftToken>& slot : draft.slots) {
         k = std::max(k, slot.size());
         longest = std::min(budget, longest * std::ssize(slot));
         prefixes = std::min(budget, prefixes + longest);

@@ -11,7 +11,7 @@ namespace riptide {
 namespace {
 
 constexpr double kForget = 0.96, kForgetAtProbe = 0.8;  // of all records, with every draft that is checked
-constexpr double kPrior = 1;         // expected guesses that count as having turned out as the slot before
+constexpr double kPrior = 1;         // expected drafts that count as having turned out as the slot before
 constexpr double kFirstUsual = 0.7;  // the first node's chance, if nobody knows
 constexpr double kMostChance = 0.98;
 constexpr double kWorthIt = 0.02;      // of a step: what a draft must gain

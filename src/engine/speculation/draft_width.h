@@ -1,4 +1,4 @@
-// How many guesses a step should check.
+// How many drafts a step should check.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ class StepCosts {
 ///     tokens(n) = sequences * (1 + sum of the chances of the first n nodes)
 ///     seconds(n) = seconds to draft + StepCosts(rows of n nodes)
 /// (after CaDDTree, arXiv 2606.01813). The chance of a node is the product, along its way, of what the drafter says
-/// times how that slot's guesses have turned out lately: accepted against expected, over those that were reached. What
+/// times how that slot's drafts have turned out lately: accepted against expected, over those that were reached. What
 /// has not been tried is taken to be as good as what has: a slot like the one before it, a row as cheap as StepCosts
 /// says; so a width that pays is followed by trying up to twice as many rows.
 ///
@@ -76,9 +76,9 @@ class DraftWidth {
     /// For drafts of at most `slots` slots. Checks only these numbers of nodes (ascending; empty: any).
     explicit DraftWidth(int32_t slots, std::vector<int64_t> sizes = {});
 
-    /// The chance that a guess of this slot is right if it is reached.
+    /// The chance that a draft of this slot is right if it is reached.
     double chance(int32_t slot, double probability) const;
-    /// A guess of the slot was reached, and was right or not. `probability` as the drafter said.
+    /// A draft of the slot was reached, and was right or not. `probability` as the drafter said.
     void reached(int32_t slot, double probability, bool right);
     /// The same for a draft whose probabilities are not known: node i of `nodes` was checked, and was on the accepted
     /// way if row i + 1 is in `path`.
@@ -88,7 +88,7 @@ class DraftWidth {
     /// Nodes to check for each of `sequences`, of at most chances.size(); chances[i]: that node i is on the accepted
     /// way. 0: none.
     int64_t choose(std::span<const double> chances, int64_t sequences = 1);
-    /// Guesses of the last choice that were right, of one sequence.
+    /// Drafts of the last choice that were right, of one sequence.
     void gained(int64_t tokens);
     /// Steps for which no draft need be made, because it would cost too much and not be checked; 0: make one.
     int64_t idle_steps() const;

@@ -1,4 +1,4 @@
-// Who guesses what comes next, so that one step of the model can check several tokens.
+// Who drafts what comes next, so that one step of the model can check several tokens.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace riptide {
 class DflashDrafter;
 
 /// A token that may come, and ln of how probable the drafter thinks it is where its slot is reached.
-struct Guess {
+struct DraftToken {
     int32_t token = -1;
     float logprob = 0;
 };
 
-/// Guesses for the tokens behind the last one of a sequence: slots[d] has those for the token d + 1 places behind it,
+/// Drafts for the tokens behind the last one of a sequence: slots[d] has those for the token d + 1 places behind it,
 /// best first, no token twice. Empty: no idea.
 struct Draft {
-    std::vector<std::vector<Guess>> slots;
+    std::vector<std::vector<DraftToken>> slots;
     void clear() { slots.clear(); }
 };
 
@@ -28,10 +28,10 @@ struct Draft {
 struct DraftRequest {
     uint64_t sequence = 0;
     int32_t slots = 1;    // at most so many
-    int32_t choices = 1;  // guesses in a slot, at most
+    int32_t choices = 1;  // drafts in a slot, at most
 };
 
-/// Follows any number of sequences, each with a number of its own. Its guesses never change what is drawn, only how
+/// Follows any number of sequences, each with a number of its own. Its drafts never change what is drawn, only how
 /// fast: it may be wrong in any way, and throws only what ends the device. Not thread-safe.
 class Drafter {
   public:

@@ -82,7 +82,7 @@ std::vector<NgramDrafter::Place> NgramDrafter::places(const Text& text) const {
     return found;
 }
 
-void NgramDrafter::guess(const Text& text, const DraftRequest& request, Draft& draft) const {
+void NgramDrafter::draft(const Text& text, const DraftRequest& request, Draft& draft) const {
     std::vector<Place> agreeing = places(text);
     if (agreeing.empty()) return;
     std::vector<int32_t> chain;
@@ -92,12 +92,13 @@ void NgramDrafter::guess(const Text& text, const DraftRequest& request, Draft& d
     };
     const int64_t slots = std::min(request.slots, options_.slots);
     for (int64_t d = 0; d < slots; ++d) {
-        std::vector<Guess>& choices = draft.slots.emplace_back();
+        std::vector<DraftToken>& choices = draft.slots.emplace_back();
         double left = 1;  // what no better place has claimed
         for (const Place& place : agreeing) {
             const int32_t token = token_at(place.next + d);
             if (std::ssize(choices) >= request.choices) break;
-            if (std::any_of(choices.begin(), choices.end(), [&](const Guess& g) { return g.token == token; })) continue;
+            if (std::any_of(choices.begin(), choices.end(), [&](const DraftToken& g) { return g.token == token; }))
+                continue;
             const double p = left * confidence(std::min<int64_t>(place.agrees + d, options_.longest));
             choices.push_back({token, static_cast<float>(std::log(p))});
             left -= p;
@@ -112,7 +113,7 @@ void NgramDrafter::propose(std::span<const DraftRequest> requests, std::span<Dra
     for (size_t i = 0; i < requests.size(); ++i) {
         out[i].clear();
         if (requests[i].slots > 0 && requests[i].choices > 0)
-            guess(texts_.at(requests[i].sequence), requests[i], out[i]);
+            draft(texts_.at(requests[i].sequence), requests[i], out[i]);
     }
 }
 

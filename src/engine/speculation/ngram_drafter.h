@@ -1,4 +1,4 @@
-// Guesses from the text itself: what followed when the last few tokens stood there before.
+// Drafts from the text itself: what followed when the last few tokens stood there before.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct NgramOptions {
 
 /// For each sequence its tokens and, for each run of `shortest` of them, where it stood last and the time before. A
 /// draft copies what followed the earlier place that agrees with the end of the sequence for longest, the most recent
-/// of equals; if that runs into the end, it goes on with its own guesses, as a period does. Other places that agree
-/// with the draft so far give a slot's further choices. A guess is the more probable the longer its place agrees.
+/// of equals; if that runs into the end, it goes on with its own drafts, as a period does. Other places that agree
+/// with the draft so far give a slot's further choices. A draft is the more probable the longer its place agrees.
 ///
 /// Memory: about 40 bytes a token. begin and extend: O(tokens); propose: O(looked_at * (longest + slots)).
 class NgramDrafter : public Drafter {
@@ -47,7 +47,7 @@ class NgramDrafter : public Drafter {
     void append(Text& text, std::span<const int32_t> tokens) const;
     uint64_t run_hash(const Text& text, int64_t end) const;
     std::vector<Place> places(const Text& text) const;
-    void guess(const Text& text, const DraftRequest& request, Draft& draft) const;
+    void draft(const Text& text, const DraftRequest& request, Draft& draft) const;
 
     NgramOptions options_;
     std::unordered_map<uint64_t, Text> texts_;

@@ -12,7 +12,7 @@ namespace riptide {
 
 namespace {
 
-/// Numbers of guesses in a round of the device. Each is a graph whose first two
+/// Numbers of drafts in a round of the device. Each is a graph whose first two
 /// rounds are slow, so not every number is one.
 constexpr int64_t kAheadNodes[] = {1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47};
 
@@ -23,7 +23,7 @@ std::vector<int64_t> ahead_nodes(int64_t most) {
     return nodes;
 }
 
-/// Guesses in a round of the device, at most.
+/// Drafts in a round of the device, at most.
 int64_t most_ahead(const SpeculationOptions& options) {
     return std::min<int64_t>(options.tree > 0 ? options.tree : options.width, ops::kMostRoundRows - 1);
 }
@@ -71,7 +71,7 @@ std::span<const DraftTree> Speculator::propose(std::span<const Wanted> wanted) {
                              options_.tree > 0 ? std::min(kTreeChoices, options_.tree) : 1});
     drafter_->propose(requests_, drafts_);
     for (size_t i = 0; i < wanted.size(); ++i) {
-        // Half of a tree is its chain: guesses that are too humble would else make it broad and short.
+        // Half of a tree is its chain: drafts that are too humble would else make it broad and short.
         if (options_.tree == 0) build_chain(drafts_[i], requests_[i].slots, trees_[i]);
         else
             build_tree(drafts_[i], std::min<int64_t>(options_.tree, wanted[i].most), (options_.tree + 1) / 2,

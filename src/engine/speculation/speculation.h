@@ -20,22 +20,22 @@ namespace riptide {
 std::unique_ptr<Drafter> make_drafter(const SpeculationOptions& options, const DraftTarget& target);
 
 struct SpeculationStats {
-    int64_t steps = 0;     // of a sequence, each of which gives a token also without guesses
-    int64_t drafted = 0;   // guesses checked
+    int64_t steps = 0;     // of a sequence, each of which gives a token also without drafts
+    int64_t drafted = 0;   // drafts checked
     int64_t accepted = 0;  // of them
     double draft_seconds = 0;
     struct Slot {
-        int64_t reached = 0, accepted = 0;  // ways that came as far as this slot with guesses there; that went through
+        int64_t reached = 0, accepted = 0;  // ways that came as far as this slot with drafts there; that went through
     };
     std::vector<Slot> slots;
 
-    /// Tokens a step, the one that needs no guess included; 0 without steps.
+    /// Tokens a step, the one that needs no draft included; 0 without steps.
     double tokens_per_step() const {
         return steps > 0 ? 1 + static_cast<double>(accepted) / static_cast<double>(steps) : 0;
     }
 };
 
-/// A drafter, and the choice of what to check of its guesses. The life of a step: propose -> [the model runs the token
+/// A drafter, and the choice of what to check of its drafts. The life of a step: propose -> [the model runs the token
 /// and the nodes below it] -> walk (draft_tree.h) -> settle. Not thread-safe.
 class Speculator {
   public:

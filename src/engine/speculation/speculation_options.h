@@ -1,4 +1,4 @@
-// Whether and how tokens are guessed ahead.
+// Whether and how tokens are drafted ahead.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace riptide {
 class Checkpoint;
 class Drafter;
 
-/// Guesses never change what is drawn, only how many steps it takes.
+/// Drafts never change what is drawn, only how many steps it takes.
 struct SpeculationOptions {
-    std::string drafter;  // who guesses: "ngram", or a DFlash model's path; empty: nobody
+    std::string drafter;  // who drafts: "ngram", or a DFlash model's path; empty: nobody
     std::function<std::unique_ptr<Checkpoint>()> open = {};  // where that model comes from, if not from this path
     std::function<std::unique_ptr<Drafter>()> make = {};     // or somebody else
-    int32_t width = 15;                                      // guesses in a row, at most
-    int32_t tree = 0;                                        // guesses in a tree, at most; 0: a chain
+    int32_t width = 15;                                      // drafts in a row, at most
+    int32_t tree = 0;                                        // drafts in a tree, at most; 0: a chain
     bool adaptive =
         true;  // check fewer, or none, where that is expected to be faster; false: always as many as allowed
     /// Who runs a session's rounds of drafting and checking, with a drafter that can do both: the host, or the device

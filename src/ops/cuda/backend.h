@@ -58,7 +58,7 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
                    std::span<const int32_t> held);
 bool delta_follows(const DeltaView& view);
 void gated_delta_commit(Context& ctx, std::span<const DeltaView> layers, const DeltaPaths& paths);
-// Rounds of guessing ahead (draft_round.cu, compact.cu).
+// Rounds of speculative decoding (draft_round.cu, compact.cu).
 void begin_round(Context& ctx, const RoundState& state);
 Tensor choice_logprobs(Context& ctx, const TopK& best);
 void draft_rows(Context& ctx, const Tensor& indices, const Tensor& logprobs, std::span<const int32_t> words,

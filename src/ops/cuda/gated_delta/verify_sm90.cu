@@ -1,4 +1,4 @@
-// Gated DeltaNet over the few rows of a step that checks guesses, chains or trees, in one kernel (Hopper, heads of
+// Gated DeltaNet over the few rows of a step that verifies drafts, chains or trees, in one kernel (Hopper, heads of
 // 128 x 128): what recurrence.cu does in three, with its bits.
 //
 // Bytes: a sequence's state, read once (3.15 MB a layer at 48 heads), and 66 KB a row; 0.8 us for 16 rows. FLOPs: 8 for

@@ -42,7 +42,7 @@ std::optional<TileFit> tile_of(const Chip& chip, int64_t x_stride, int64_t stage
 }
 
 template <int NT>
-std::optional<TileFit> eight_of(const Chip& chip, int64_t x_stride, bool normed, bool pairs) {
+std::optional<TileFit> q8_of(const Chip& chip, int64_t x_stride, bool normed, bool pairs) {
     const int64_t fixed_static = (normed ? Q8Shape::kNormedRows * 32 : 0) + (pairs ? 2 * Q8Shape::tile_sums(NT) : 0);
     const int64_t fixed = 2 * partial_bytes(NT, Q8Shape::kUsers) + int64_t{8} * NT * x_stride;
     TileFit fit{NT, 2, plan_tiles(chip, 1, fixed + fixed_static, Q8Shape::kStageBytes)};
@@ -254,8 +254,8 @@ std::optional<TileFit> fit_q8(const Chip& chip, int64_t cols, int64_t n, bool no
     const int64_t least = 2 * partial_bytes(1, Q8Shape::kUsers) + int64_t{8} * x_stride + kMostStatic;
     if (plan_tiles(chip, 1, least, Q8Shape::kStageBytes).stages == 0) return {};
     std::optional<TileFit> fit;
-    if (n > 8) fit = eight_of<2>(chip, x_stride, normed, pairs);
-    return fit ? fit : eight_of<1>(chip, x_stride, normed, pairs);
+    if (n > 8) fit = q8_of<2>(chip, x_stride, normed, pairs);
+    return fit ? fit : q8_of<1>(chip, x_stride, normed, pairs);
 }
 
 std::optional<NarrowFit> fit_narrow(const Chip& chip, int64_t cols, int64_t n, int64_t stage_bytes) {

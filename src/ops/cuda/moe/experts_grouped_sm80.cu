@@ -83,8 +83,8 @@ struct GroupMemory {
 /// The next `count` stages of a group that has P rows: store(stage, row of its eight, row of x, gate, up). Rows of x
 /// stay in registers, and the sums of some stages are added up together.
 template <DType Type, int P, class Store>
-__device__ __forceinline__ void few_gate_up(const GroupMemory<Type, kHidden>& memory, StageRing& ring, const TileX& x,
-                                            int count, int warp, int lane, const Store& store) {
+__device__ __forceinline__ void rows2_gate_up(const GroupMemory<Type, kHidden>& memory, StageRing& ring, const TileX& x,
+                                              int count, int warp, int lane, const Store& store) {
     constexpr int kTogether = 4 / P;
     const HeldX<Type, kHidden, P> held(x, 0, lane);
 #pragma unroll 1
@@ -155,9 +155,9 @@ __global__ void __launch_bounds__(kCtaThreads, 2)
             a.out[static_cast<int64_t>(members.place[p]) * kFf + first + 8 * stage + f] = swiglu_value(gate, up);
         };
         if (x.count == 1) {
-            few_gate_up<Type, 1>(memory, ring, x, count, warp, lane, store);
+            rows2_gate_up<Type, 1>(memory, ring, x, count, warp, lane, store);
         } else if (x.count == 2) {
-            few_gate_up<Type, 2>(memory, ring, x, count, warp, lane, store);
+            rows2_gate_up<Type, 2>(memory, ring, x, count, warp, lane, store);
         } else {
 #pragma unroll 1
             for (int k = 0; k < count; ++k, ring.advance()) {
@@ -197,10 +197,10 @@ __device__ __noinline__ void store_again(const DownGroupArgs& a, int row, uint32
     }
 }
 
-/// As few_gate_up(): store(stage, row of its 64, row of x, sum).
+/// As rows2_gate_up(): store(stage, row of its 64, row of x, sum).
 template <DType Type, int P, class Store>
-__device__ __forceinline__ void few_down(const GroupMemory<Type, kFf>& memory, StageRing& ring, const TileX& x,
-                                         int count, int warp, int lane, const Store& store) {
+__device__ __forceinline__ void rows2_down(const GroupMemory<Type, kFf>& memory, StageRing& ring, const TileX& x,
+                                           int count, int warp, int lane, const Store& store) {
     constexpr int kTogether = 2 / P;
     const HeldX<Type, kFf, P> held(x, 0, lane);
 #pragma unroll 1
@@ -275,9 +275,9 @@ __global__ void __launch_bounds__(kCtaThreads, 2) experts_grouped_down_kernel(co
             if (more != 0) store_again(a, members.row[p], more, to - members.place[p] * int64_t{a.rows}, sum);
         };
         if (x.count == 1) {
-            few_down<Type, 1>(memory, ring, x, count, warp, lane, store);
+            rows2_down<Type, 1>(memory, ring, x, count, warp, lane, store);
         } else if (x.count == 2) {
-            few_down<Type, 2>(memory, ring, x, count, warp, lane, store);
+            rows2_down<Type, 2>(memory, ring, x, count, warp, lane, store);
         } else {
 #pragma unroll 1
             for (int k = 0; k < count; ++k, ring.advance()) {

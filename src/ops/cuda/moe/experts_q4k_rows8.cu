@@ -4,8 +4,8 @@
 // Bytes: 1.18 MB of gate and up and 0.59 of down (Q6_K: 0.86) for each distinct expert: of rows that choose at random
 // 16 at 2 rows, 30 at 4, 57 at 8, 102 at 16, and the shared one: floors 7.2, 13.3, 23.9 and 40.7 us.
 // Measured (H200, 2026-11-22, bench_gpu_ops --table, with norm and router; before, experts_grouped_sm80.cu): 19.7 us at
-// 2 rows (25.6), 28.2 at 4 (35.1), 41.8 at 8 (47.6), 63.2 at 16 (70.1). A check of 16 guesses is slower all the same
-// (4.05 and 3.97 ms), so 9 to 16 rows, which these kernels can take, stay with experts_grouped_sm80.cu. Behind
+// 2 rows (25.6), 28.2 at 4 (35.1), 41.8 at 8 (47.6), 63.2 at 16 (70.1). A verification of 16 drafts is slower all the
+// same (4.05 and 3.97 ms), so 9 to 16 rows, which these kernels can take, stay with experts_grouped_sm80.cu. Behind
 // fused_router() two kernels; a group is an expert and up to four of the rows that chose it:
 //   experts_q4k_rows8_gate_up_kernel  chooses the experts and lists the groups, for the next kernel too. 32 pairs (gate
 //   row, up row)

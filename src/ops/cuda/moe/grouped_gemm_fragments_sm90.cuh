@@ -61,9 +61,9 @@ struct SpanScales<Span<DType::planes_q6_k>> {
 
 /// Of one half of a span.
 template <class S>
-struct HalfScales {
+struct F16Scales {
     Affine mine[2];
-    __device__ __forceinline__ HalfScales(const SpanScales<S>& span, int half)
+    __device__ __forceinline__ F16Scales(const SpanScales<S>& span, int half)
         : mine{half == 0 ? span.mine[0][0] : span.mine[1][0], half == 0 ? span.mine[0][1] : span.mine[1][1]} {}
     __device__ __forceinline__ void step(uint32_t, const int (&)[2], int) {}
     /// Of sub-block 4 half + s of row i, its columns 16 part .. + 15. s, part: known to the compiler.
@@ -72,12 +72,12 @@ struct HalfScales {
     }
 };
 template <>
-struct HalfScales<Span<DType::planes_q6_k>> {
+struct F16Scales<Span<DType::planes_q6_k>> {
     static constexpr DType T = DType::planes_q6_k;
     using S = Span<T>;
     const SpanScales<S>& span;
     uint32_t words[2];  // int8 scales of 64 columns
-    __device__ __forceinline__ HalfScales(const SpanScales<S>& s, int) : span(s) {}
+    __device__ __forceinline__ F16Scales(const SpanScales<S>& s, int) : span(s) {}
     __device__ __forceinline__ void step(uint32_t from, const int (&row)[2], int step) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
@@ -124,7 +124,7 @@ struct SubBlock {
 
     /// Sub-block 4 half + s.
     __device__ __forceinline__ void load(uint32_t from, const FragmentPlace& place, int t, int half, int s,
-                                         HalfScales<S>& scales) {
+                                         F16Scales<S>& scales) {
         SharedMemory memory;
         if (s % 2 == 0) scales.step(from, place.row, 2 * half + s / 2);
 #pragma unroll
@@ -142,7 +142,7 @@ __device__ __forceinline__ void add_span(float (&d)[kN / 2], uint32_t (&fragment
                                          const SpanScales<S>& span_scales) {
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-        HalfScales<S> scales(span_scales, half);
+        F16Scales<S> scales(span_scales, half);
         SubBlock<S> sub[2];  // the next one is read before this one is decoded
         sub[0].load(from, me.place, me.t, half, 0, scales);
 #pragma unroll

@@ -1,4 +1,4 @@
-// Rounds of guessing ahead on the device: draft_round.h.
+// Rounds of speculative decoding on the device: draft_round.h.
 //
 // Bytes and FLOPs do not count: each op is one launch in a chain of some hundred (about 1 us), and a few dependent
 // reads. draft_rows is one warp that takes one row after the other out of at most 128 open prefixes in shared memory,

@@ -1,5 +1,5 @@
 // Large Q4_K and Q6_K matrices times 2 to 24 rows of x in half precision (sm_90a): what Qwen3.5-27B's products are made
-// of when guesses are checked or sequences share a step. Arithmetic and formats: kquant_f16.cuh; rings and strips:
+// of when drafts are verified or sequences share a step. Arithmetic and formats: kquant_f16.cuh; rings and strips:
 // kquant_f16_ring.cuh; one row: kquant_f16_row1_sm90.cu.
 //
 // Bytes: those of the weights (kquant_f16_row1_sm90.cu has them). Instructions for 16 x 256 weights of Q4_K and sixteen

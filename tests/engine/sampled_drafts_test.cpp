@@ -1,4 +1,4 @@
-// What is drawn for guesses and behind them follows the distribution that plain decoding has there.
+// What is drawn for drafts and behind them follows the distribution that plain decoding has there.
 #include <gtest/gtest.h>
 
 #include "engine/sampling/sampler.h"
@@ -74,10 +74,10 @@ struct Row {
     }
 };
 
-/// 300,000 draws of steps that check a tree of three guesses, over rows of the demo model. At a level of 1e-4 the test
+/// 300,000 draws of steps that check a tree of three drafts, over rows of the demo model. At a level of 1e-4 the test
 /// sees, with a probability above 0.99, draws that are off by 3 % (a root mean square of q / p - 1 over the rows), and
 /// it does see a temperature of 0.73 for 0.7, and penalties that are forgotten.
-TEST(SampledGuesses, draws_for_guesses_and_behind_them_follow_the_distribution) {
+TEST(SampledDrafts, draws_for_drafts_and_behind_them_follow_the_distribution) {
     if (kThreadSanitizer) GTEST_SKIP() << "one thread, and too few draws would say nothing";
     constexpr int64_t kDraws = 300'000;
     SessionOptions o;
@@ -89,7 +89,7 @@ TEST(SampledGuesses, draws_for_guesses_and_behind_them_follow_the_distribution) 
     const std::vector<int32_t> text =
         Tokenizer::from_gguf(session->checkpoint().metadata(), "demo").encode(kText, encode);
 
-    // Steps at places where more than a few tokens are possible: row 0, then a row for each guess below it.
+    // Steps at places where more than a few tokens are possible: row 0, then a row for each draft below it.
     struct Step {
         std::vector<Row> rows;
         DraftTree tree;
@@ -100,10 +100,10 @@ TEST(SampledGuesses, draws_for_guesses_and_behind_them_follow_the_distribution) 
         Step step;
         step.rows.emplace_back(session->prefill(known), prompt, answer);
         if (step.rows[0].p.size() < 5) continue;
-        for (const int32_t guess : step.rows[0].likely(3)) {
+        for (const int32_t draft : step.rows[0].likely(3)) {
             std::vector<int32_t> longer(known.begin(), known.end());
-            longer.push_back(guess);
-            step.tree.add(-1, {guess, -1.0f});
+            longer.push_back(draft);
+            step.tree.add(-1, {draft, -1.0f});
             step.rows.emplace_back(session->prefill(longer), prompt, std::span<const int32_t>(longer).subspan(8));
         }
         steps.push_back(std::move(step));
@@ -136,7 +136,7 @@ TEST(SampledGuesses, draws_for_guesses_and_behind_them_follow_the_distribution) 
     const double power = (right.df() + off - right.limit()) / std::sqrt(2 * (right.df() + 2 * off));
     EXPECT_GT(power, 2.33) << "the chance to miss draws that are 3 % off is above 1 %";
     fmt::print(
-        "{} draws at {} places, {} of them behind guesses that were right: chi-square {:.0f} of {:.0f} allowed, {:.0f} "
+        "{} draws at {} places, {} of them behind drafts that were right: chi-square {:.0f} of {:.0f} allowed, {:.0f} "
         "degrees of freedom; {:.0f} for a temperature of 0.73, {:.0f} without penalties; 3 % off is {:.1f} deviations "
         "beyond the limit\n",
         draws, steps.size(), accepted, right.value, right.limit(), right.df(), warmer.value, unpenalised.value, power);
