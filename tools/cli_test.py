@@ -79,6 +79,7 @@ def help_and_usage():
     good()
     bad(64, "--prompt", "run", "--promt", "x")
     bad(64, "inspect", "inspekt")
+    bad(64, "unknown flag --contxt", "bench", "--random-weights", "laguna-tiny:q8_0", "--contxt", "512")
     bad(64, "--temperature", "run", "--temperature", "hot")
     bad(64, "temperature", "run", "--prompt", "x", "--temperature", "-1")
     bad(64, "top_p", "run", "--prompt", "x", "--top-p", "1.5")

@@ -268,7 +268,10 @@ std::optional<std::string> Command::parse(int argc, const char* const* argv) {
     } catch (const CLI::ExtrasError&) {
         throw Error(explain_extras(app), ErrorKind::usage);
     } catch (const CLI::ParseError& e) {
-        throw Error(e.what(), ErrorKind::usage);
+        // The value of an unknown flag may have been taken for an argument, and then be what is complained of.
+        const std::vector<std::string> extras = app.remaining(true);
+        const bool unknown = !extras.empty() && extras.front().starts_with('-');
+        throw Error(unknown ? explain_extras(app) : e.what(), ErrorKind::usage);
     }
 }
 
