@@ -331,8 +331,8 @@ TEST_F(ServerWire, drafts_change_no_answer_whatever_is_asked_of_it) {
         drafting.speculation.adaptive = false;
         drafting.speculation.tree = tree;
         start(server_options(), drafting);
-        const std::vector<std::string> drafted = answers();
-        for (size_t i = 0; i < bodies.size(); ++i) EXPECT_EQ(drafted[i], plain[i]) << json::serialize(bodies[i]);
+        const std::vector<std::string> with_drafts = answers();
+        for (size_t i = 0; i < bodies.size(); ++i) EXPECT_EQ(with_drafts[i], plain[i]) << json::serialize(bodies[i]);
         EXPECT_EQ(engine->stats().failed, 0);
         drafted += engine->stats().drafted_rows;
     }
