@@ -108,7 +108,7 @@ __device__ __forceinline__ Group group_at(const PrepareArgs& args, int row, int 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const __grid_constant__ PrepareArgs args) {
+__global__ void __launch_bounds__(kWarps * 32) prefill_prepare_kernel(const __grid_constant__ PrepareArgs args) {
     pdl_trigger();
     pdl_wait();
     __shared__ float2 turns[64];
@@ -252,8 +252,8 @@ bool prepare(const Gpu& gpu, const PrepareArgs& args) {
         launch(gpu, prefill_prepare_any_kernel, grid, block, 0, args);
         return args.k == nullptr;
     }
-    launch(gpu, args.storage == Storage::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>, grid, block, 0,
-           args);
+    launch(gpu, args.storage == Storage::f16 ? prefill_prepare_kernel<__half> : prefill_prepare_kernel<__nv_bfloat16>,
+           grid, block, 0, args);
     return true;
 }
 

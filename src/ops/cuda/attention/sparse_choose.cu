@@ -250,7 +250,7 @@ struct Masses {
 };
 
 /// A warp for each query tile and head: writes its list.
-__global__ void __launch_bounds__(128) choose_kernel(const __grid_constant__ ChooseArgs args) {
+__global__ void __launch_bounds__(128) sparse_choose_kernel(const __grid_constant__ ChooseArgs args) {
     pdl_trigger();
     pdl_wait();
     const int lane = static_cast<int>(threadIdx.x % 32), index = static_cast<int>(blockIdx.x * 4 + threadIdx.x / 32);
@@ -321,7 +321,7 @@ void choose_tiles(const Gpu& gpu, const ChooseArgs& args, Storage storage) {
         with_tiles(storage, static_cast<int>(args.attend.head_dim),
                    [&](auto zero, auto dim) { start<decltype(zero), decltype(dim)::value>(gpu, args); });
     }
-    launch(gpu, choose_kernel, dim3((items + 3) / 4), dim3(128), 0, args);
+    launch(gpu, sparse_choose_kernel, dim3((items + 3) / 4), dim3(128), 0, args);
 }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -28,7 +28,7 @@ namespace riptide::ops::cuda::decode {
 
 namespace {
 
-__global__ void __launch_bounds__(kThreads) prepare_kernel(ActSource x, ActLayout layout, char* out) {
+__global__ void __launch_bounds__(kThreads) int8_prepare_kernel(ActSource x, ActLayout layout, char* out) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
     pdl_trigger();
@@ -182,8 +182,8 @@ ActSource prepare_rows(Context& ctx, const ActSource& source, const ActLayout& l
         return staged;
     }
     const int32_t shared = source.norm_bytes(layout.cols);
-    allow_shared(reinterpret_cast<const void*>(prepare_kernel), shared);
-    launch(*ctx.gpu, prepare_kernel, dim3(static_cast<unsigned>(n)), kThreads, static_cast<size_t>(shared), source,
+    allow_shared(reinterpret_cast<const void*>(int8_prepare_kernel), shared);
+    launch(*ctx.gpu, int8_prepare_kernel, dim3(static_cast<unsigned>(n)), kThreads, static_cast<size_t>(shared), source,
            layout, out);
     return staged;
 }

@@ -306,7 +306,7 @@ struct CombineArgs {
 };
 
 /// Four outputs a thread, blockIdx.y = row.
-__global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ CombineArgs a) {
+__global__ void __launch_bounds__(kThreads) experts_grouped_combine_kernel(const __grid_constant__ CombineArgs a) {
     pdl_trigger();
     pdl_wait();
     const int o = (blockIdx.x * kThreads + threadIdx.x) * 4;
@@ -380,7 +380,7 @@ void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
     c.residual = residual == nullptr ? nullptr : residual->row(0);
     c.slots = d.g.slots;
     c.rows = d.rows;
-    launch(gpu, combine_kernel,
+    launch(gpu, experts_grouped_combine_kernel,
            dim3(static_cast<unsigned>((d.rows + 4 * kThreads - 1) / (4 * kThreads)), static_cast<unsigned>(n)),
            kThreads, 0, c);
 }

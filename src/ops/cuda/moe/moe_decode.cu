@@ -2,8 +2,8 @@
 //
 // Bytes of a sparse layer of Laguna XS.2 in Q4_K_M at one row: router 1.0 MB (bf16), gate and up of 8 + 1 experts 10.6
 // MB, down 5.3 MB (Q6_K: 7.7); floor at 4.65 TB/s 0.23, 2.3 and 1.1 us. FLOPs do not matter. Design: three kernels.
-//   router_kernel    norm and router product, two experts a CTA; the CTA that finishes last chooses the experts. One
-//   more
+//   router_any_kernel    norm and router product, two experts a CTA; the CTA that finishes last chooses the experts.
+//   One more
 //                    CTA leaves the normalised row quantised for the next kernel.
 //   experts_any_gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's
 //   warps share
@@ -47,7 +47,7 @@ struct RouterArgs {
 };
 
 /// Four warps have an expert, each one accumulator of the canonical order.
-__global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant__ RouterArgs a) {
+__global__ void __launch_bounds__(kThreads) router_any_kernel(const __grid_constant__ RouterArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float partial[2 * kWarps];
     __shared__ float sums[kWarps];
@@ -236,9 +236,10 @@ ActSource route_any(Context& ctx, const Weight& router, const ActSource& x, cons
     RT_ASSERT(n <= Gpu::kCounters);
     stage_count(ctx, a.layout, a.x.norm_bytes(a.layout.cols) + (10 << 10), 1);
     const int64_t dynamic = std::max(a.layout.bytes(), a.prepared.bytes()) + a.x.norm_bytes(a.layout.cols);
-    allow_shared(reinterpret_cast<const void*>(router_kernel), dynamic + (10 << 10));
-    launch(*ctx.gpu, router_kernel, dim3(static_cast<unsigned>((router.rows + 1) / 2 + 1), static_cast<unsigned>(n)),
-           kThreads, static_cast<size_t>(dynamic), a);
+    allow_shared(reinterpret_cast<const void*>(router_any_kernel), dynamic + (10 << 10));
+    launch(*ctx.gpu, router_any_kernel,
+           dim3(static_cast<unsigned>((router.rows + 1) / 2 + 1), static_cast<unsigned>(n)), kThreads,
+           static_cast<size_t>(dynamic), a);
     return staged;
 }
 

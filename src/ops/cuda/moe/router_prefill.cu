@@ -247,7 +247,8 @@ __device__ __forceinline__ float4 load4(const float* p, bool row_there, int64_t 
 
 /// A tile of 128 rows x 64 experts; thread (ty, tx) has rows 4 ty .. + 3, the same + 64, and experts 4 tx .. + 3.
 __global__ void __launch_bounds__(kRouterThreads)
-    router_kernel(const float* h, const float* w, int w_stride, float* logits, int n, int experts, int cols) {
+    router_prefill_any_kernel(const float* h, const float* w, int w_stride, float* logits, int n, int experts,
+                              int cols) {
     pdl_trigger();
     __shared__ float4 rows_at[2][kRouterK][kRouterRows / 4 + 1], experts_at[2][kRouterK][kRouterExperts / 4 + 1];
     pdl_wait();
@@ -323,8 +324,8 @@ void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Ten
     }
     const dim3 grid(static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows),
                     static_cast<unsigned>((w.rows + kRouterExperts - 1) / kRouterExperts));
-    launch(*ctx.gpu, router_kernel, grid, kRouterThreads, 0, h, weights, static_cast<int>(stride), logits.row(0),
-           static_cast<int>(n), static_cast<int>(w.rows), static_cast<int>(w.cols));
+    launch(*ctx.gpu, router_prefill_any_kernel, grid, kRouterThreads, 0, h, weights, static_cast<int>(stride),
+           logits.row(0), static_cast<int>(n), static_cast<int>(w.rows), static_cast<int>(w.cols));
 }
 
 }  // namespace riptide::ops::cuda::prefill

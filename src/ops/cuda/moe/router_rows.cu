@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
 }
 
 /// One row a CTA.
-__global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant__ RouteArgs a, const float* logits) {
+__global__ void __launch_bounds__(kThreads)
+    moe_choose_kernel(const __grid_constant__ RouteArgs a, const float* logits) {
     __shared__ RouteMemory memory;
     pdl_trigger();
     pdl_wait();
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant_
 }  // namespace
 
 void choose_experts(Context& ctx, const RouteArgs& a, const float* logits, int64_t n) {
-    launch(*ctx.gpu, choose_kernel, dim3(static_cast<unsigned>(n)), kThreads, 0, a, logits);
+    launch(*ctx.gpu, moe_choose_kernel, dim3(static_cast<unsigned>(n)), kThreads, 0, a, logits);
 }
 
 void router_logits(Context& ctx, const Weight& router, const char* x, int64_t stride, int64_t n, float* logits) {

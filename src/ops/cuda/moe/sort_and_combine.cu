@@ -236,8 +236,8 @@ __global__ void __launch_bounds__(256)
 /// One block for a row; a thread works on T: four columns or one. Loads of eight slots are under way at a time.
 template <class T>
 __global__ void __launch_bounds__(256, 4)
-    combine_kernel(const float* slots, const float* shared, const int32_t* slot_of, const float* weights, int top_k,
-                   int d, float* y, float* x) {
+    moe_combine_kernel(const float* slots, const float* shared, const int32_t* slot_of, const float* weights, int top_k,
+                       int d, float* y, float* x) {
     constexpr int kEach = sizeof(T) / sizeof(float), kAtOnce = 8;
     pdl_trigger();
     pdl_wait();
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(256, 4)
 }
 
 __global__ void __launch_bounds__(256)
-    copy_kernel(const int32_t* experts, const float* weights, int n, int32_t* to_experts, float* to_weights) {
+    moe_copy_kernel(const int32_t* experts, const float* weights, int n, int32_t* to_experts, float* to_weights) {
     pdl_trigger();
     pdl_wait();
     const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
@@ -317,7 +317,7 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
         return {groups, slot_of, experts};
     }
     if (copy != nullptr)
-        launch(*ctx.gpu, copy_kernel, static_cast<unsigned>(ceil_div(all, 256)), 256, 0, chosen, weights, all,
+        launch(*ctx.gpu, moe_copy_kernel, static_cast<unsigned>(ceil_div(all, 256)), 256, 0, chosen, weights, all,
                to_chosen, to_weights);
     int32_t* counts = alloc_i32(ctx, chunks * experts);
     const auto blocks = static_cast<unsigned>(chunks);
@@ -339,8 +339,8 @@ void combine(const Gpu& gpu, const float* slots, const float* shared, const int3
     const auto d = static_cast<int>(y.shape[1]);
     float* const stream = x == nullptr ? nullptr : x->row(0);
     const bool vectors = d % 4 == 0 && reinterpret_cast<uintptr_t>(stream) % 16 == 0;
-    launch(gpu, vectors ? combine_kernel<float4> : combine_kernel<float>, static_cast<unsigned>(y.rows()), 256, 0,
-           slots, shared, slot_of, routing.weights.row(0), static_cast<int>(routing.top_k), d, y.row(0), stream);
+    launch(gpu, vectors ? moe_combine_kernel<float4> : moe_combine_kernel<float>, static_cast<unsigned>(y.rows()), 256,
+           0, slots, shared, slot_of, routing.weights.row(0), static_cast<int>(routing.top_k), d, y.row(0), stream);
 }
 
 }  // namespace riptide::ops::cuda::prefill
