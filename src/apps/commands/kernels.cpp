@@ -54,7 +54,7 @@ bool same(const std::vector<ops::PlannedKernel>& a, const std::vector<ops::Plann
                       [](const auto& x, const auto& y) { return x.name == y.name; });
 }
 
-/// The step of a model without rows: its ops tell what they are, and do nothing.
+/// The step of a model without rows: its ops tell what they are, and do nothing. Then a row of zeros through the head.
 void visit_ops(const Model& model, DType k, DType v, const std::function<void(const OpCost&)>& visit) {
     Arena arena(int64_t{1} << 20);
     Context ctx;
@@ -81,7 +81,13 @@ void visit_ops(const Model& model, DType k, DType v, const std::function<void(co
     const int32_t none = 0;
     Batch batch;
     batch.row_begin = {&none, 1};
-    model.forward(ctx, batch, {.kv = kv, .delta = delta});
+    Tensor x = model.embed(ctx, batch);
+    for (int64_t l = 0; l < model.info().num_hidden_layers; ++l)
+        model.layer(ctx, l, x, batch, {.kv = kv, .delta = delta});
+    Tensor last = ctx.alloc(DType::f32, {1, model.info().hidden_size});  // a head that nobody wants tells nothing
+    std::fill_n(last.row(0), last.elements(), 0.0f);
+    batch.logit_rows = {&none, 1};
+    model.logits(ctx, last, batch);
 }
 
 /// What `rows` rows read: weights, and (of each sequence) keys.
@@ -158,7 +164,7 @@ int kernels(const KernelsFlags& flags) {
     const ops::cuda::NamedChip& chip = find_chip(flags.chip);
     RT_CHECK(std::is_sorted(flags.rows.begin(), flags.rows.end()), ErrorKind::usage,
              "--rows: expected ascending numbers such as 1,4,16");
-    const auto [k, v] = flags.model.kv == "auto" ? std::pair{DType::f8_e4m3, DType::f8_e4m3} : kv_types(flags.model.kv);
+    const auto [k, v] = flags.model.kv == "auto" ? std::pair{DType::q8_0, DType::q8_0} : kv_types(flags.model.kv);
     const auto checkpoint =
         flags.model.random_weights.empty() ? open_model(flags.model) : random_checkpoint(flags.model.random_weights, 0);
     const auto model = load_model(*checkpoint);
@@ -199,7 +205,7 @@ void add_kernels(Command& app, Action& action) {
     cmd->add_option("--keys", options->keys, "Tokens that a row sees")
         ->check(Range(int64_t{1}, int64_t{1} << 24))
         ->capture_default_str();
-    cmd->add_option("--kv", options->model.kv, "How K and V are stored: TYPE or TYPE/TYPE; auto: f8_e4m3")
+    cmd->add_option("--kv", options->model.kv, "How K and V are stored: TYPE or TYPE/TYPE; auto: q8_0")
         ->capture_default_str();
     cmd->add_flag("--together", options->together, "Rows are of one sequence: drafts that are verified");
     cmd->add_flag("--json", options->as_json, "Print JSON");
