@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "models/model.h"
-#include "ops/kernel_plan.h"
+#include "ops/cuda/kernel_plan.h"
 #include "ops/op_cost.h"
 
 namespace riptide::apps {

@@ -1,4 +1,4 @@
-#include "ops/kernel_plan.h"
+#include "ops/cuda/kernel_plan.h"
 
 #include <algorithm>
 #include <deque>
