@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "ops/cuda/attention/fit.h"
+#include "quant/kv_codec.h"
 #include "quant/kv_row.h"
 
 namespace riptide::ops::cuda::attn {
@@ -12,17 +13,7 @@ namespace {
 
 /// K and V that tensor cores read: both of one type, or q8_0 and q4_0.
 bool stored(const Case& c) {
-    switch (c.k) {
-        case DType::f16:
-        case DType::bf16:
-        case DType::f8_e4m3:
-        case DType::q8_0:
-        case DType::q4_0:
-        case DType::tq3_0:
-            return c.v == c.k || (c.k == DType::q8_0 && c.v == DType::q4_0);
-        default:
-            return false;
-    }
+    return c.k != DType::f32 && can_hold_kv(c.k) && (c.v == c.k || (c.k == DType::q8_0 && c.v == DType::q4_0));
 }
 bool mma(const Case& c) {
     return c.chip.major >= 8 && !c.chip.portable && c.heads <= kMostGroup * c.kv_heads && stored(c);
