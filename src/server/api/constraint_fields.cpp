@@ -208,14 +208,14 @@ bool parse_anthropic_tool_choice(const Fields& fields, ToolChoice& out) {
     if (choice == nullptr) return true;
     const Fields inner(*choice, "tool_choice.");
     out.single = inner.boolean("disable_parallel_tool_use").value_or(false);
-    const std::string_view type = inner.string("type").value_or("auto");
+    const std::string_view type = inner.string("type").value_or("auto"), name = inner.string("name").value_or("");
     if (type == "none") return false;
     if (type == "any") {
         out.kind = ToolChoice::Kind::required;
     } else if (type == "tool") {
         out.kind = ToolChoice::Kind::named;
-        out.name = inner.string("name").value_or("");
-        if (out.name.empty()) refuse("tool_choice", "tool_choice.name: missing");
+        out.name = name;
+        if (name.empty()) refuse("tool_choice", "tool_choice.name: missing");
     } else if (type != "auto") {
         refuse("tool_choice", "tool_choice.type: expected auto, none, any or tool, found '{}'", type.substr(0, 40));
     }
