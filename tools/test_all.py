@@ -164,6 +164,8 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
         run.stage(check, f"tools/check_{check}.py")
     run.stage("traces of kernels: the check can fail", "tools/check_trace.py", "--self-test")
     run.stage("the picture of the layers", "tools/draw_layers.py", "--check")
+    run.stage("the page of the API: the check can fail", "tools/api_reference.py", "--self-test")
+    run.stage("the page of the API", "tools/api_reference.py", "--check")
     run.stage("configure", "cmake", "--preset", "test")
     run.stage("build, no warnings", "tools/build_clean.sh", "test")
     run.stage("build: where its time went", "tools/build_times.py", "build/cpu", show=".")
@@ -174,6 +176,7 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     run.stage("an installed program", "tools/install_test.sh", "build/cpu")
     run.stage("models from a hub, and the terminal", "tools/hub_test.py", riptide)
     run.stage("commands round a server", "tools/serve_test.py", riptide)
+    run.stage("replies against the API's schemas", "tools/api_schema_test.py", riptide)
     run.stage("streams that last", "tools/soak.py", "build/cpu/tests/script_server", "--seconds", "20")
     for process in fetching:
         process.wait()

@@ -5,6 +5,7 @@
 
 #include "server/access.h"
 #include "server/api/api.h"
+#include "server/api/openapi.h"
 #include "server/api/routes.h"
 #include "text/utf8.h"
 
@@ -153,6 +154,7 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     Engine* const loaded = engine;
     if (known.route == Route::metrics)
         return {200, metrics.page(loaded, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
+    if (known.route == Route::openapi) return {200, std::string(openapi_text())};
     if (loaded == nullptr) throw not_ready("the model is being loaded");
     WorkBudget work;
     const ApiContext ctx = context(*loaded, request, known, work);

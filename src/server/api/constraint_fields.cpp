@@ -33,12 +33,19 @@ constexpr FormField kStructuredForms[] = {
     {"json_object", FormKind::json_object},
 };
 
+/// A value that may be a schema; the engine looks at what is in it.
+const json::value& checked_schema(const json::value& schema, const std::string& where) {
+    if (!schema.is_object() && !schema.is_bool())
+        refuse(where, "{}: expected an object, true or false, found {}", where, kind_of(schema));
+    return schema;
+}
+
 /// A schema, or the text of one.
 json::value schema_in(const Fields& fields, const char* name) {
     const json::value& given = *fields.find(name);
-    if (!given.is_string()) return given;
+    if (!given.is_string()) return checked_schema(given, fields.name(name));
     try {
-        return parse_json(given.get_string(), fields.name(name));
+        return checked_schema(parse_json(given.get_string(), fields.name(name)), fields.name(name));
     } catch (const Error& error) {
         throw ApiError(400, error.what(), fields.name(name));
     }
@@ -103,7 +110,7 @@ AnswerFormat parse_format_object(const json::object& format, const std::string& 
     const json::value* schema = holder.find("schema");
     if (schema == nullptr) refuse(where, "{}.schema: missing", place);
     out.kind = FormKind::json_schema;
-    out.schema = *schema;
+    out.schema = checked_schema(*schema, place + ".schema");
     out.lenient = !holder.boolean("strict").value_or(true);
     out.place_in(place + ".schema");
     return out;
@@ -207,14 +214,14 @@ bool parse_anthropic_tool_choice(const Fields& fields, ToolChoice& out) {
     if (choice == nullptr) return true;
     const Fields inner(*choice, "tool_choice.");
     out.single = inner.boolean("disable_parallel_tool_use").value_or(false);
-    const std::string_view type = inner.string("type").value_or("auto");
+    const std::string_view type = inner.string("type").value_or("auto"), name = inner.string("name").value_or("");
     if (type == "none") return false;
     if (type == "any") {
         out.kind = ToolChoice::Kind::required;
     } else if (type == "tool") {
         out.kind = ToolChoice::Kind::named;
-        out.name = inner.string("name").value_or("");
-        if (out.name.empty()) refuse("tool_choice", "tool_choice.name: missing");
+        out.name = name;
+        if (name.empty()) refuse("tool_choice", "tool_choice.name: missing");
     } else if (type != "auto") {
         refuse("tool_choice", "tool_choice.type: expected auto, none, any or tool, found '{}'", type.substr(0, 40));
     }

@@ -65,7 +65,7 @@ ChatOptions parse_chat_options(const Fields& fields, const RequestDefaults& defa
 /// assistant, as other servers have it.
 bool goes_on(const Fields& fields, json::array& messages) {
     bool out = fields.boolean("continue_final_message").value_or(false);
-    if (out && fields.boolean("add_generation_prompt").value_or(false))
+    if (fields.boolean("add_generation_prompt").value_or(false) && out)
         refuse("continue_final_message",
                "continue_final_message: with add_generation_prompt the answer would be a message of its own, expected "
                "one of the two");

@@ -13,6 +13,7 @@ namespace {
 constexpr std::array kRoutes = {
     Known{"/", Route::hello, "GET", "/"},
     Known{"/api/hello", Route::hello, "GET", "/api/hello"},
+    Known{"/openapi.json", Route::openapi, "GET", "/openapi.json"},
     Known{"/health", Route::health, "GET", "/health"},
     Known{"/models", Route::models, "GET", "/v1/models"},
     Known{"/props", Route::props, "GET", "/props"},
@@ -50,6 +51,12 @@ const Known& find_route(std::string_view path) {
     const auto found =
         std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Known& known) { return known.path == path; });
     return found == kRoutes.end() ? kUnknown : *found;
+}
+
+std::vector<Known> all_routes() {
+    std::vector<Known> out(kRoutes.begin(), kRoutes.end());
+    out.insert(out.end(), kWithId.begin(), kWithId.end());
+    return out;
 }
 
 std::string rest_of(std::string_view path, const Known& known) {

@@ -1,13 +1,16 @@
 // The paths that the server knows.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace riptide::server {
 
 enum class Route {
     none,
     hello,
+    openapi,
     health,
     models,
     model,
@@ -44,6 +47,8 @@ struct Known {
 /// Route::none for a path that is not known. Clients disagree whether their base URL ends in /v1: any number of them in
 /// front is fine.
 const Known& find_route(std::string_view path);
+/// Every route but Route::none: what openapi.json has to describe.
+std::vector<Known> all_routes();
 /// What stands behind the part of the path that is known: an id, its percent-escapes decoded.
 std::string rest_of(std::string_view path, const Known& known);
 

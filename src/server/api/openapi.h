@@ -1,0 +1,12 @@
+// What clients can ask the server, as OpenAPI 3.1.
+#pragma once
+
+#include <string_view>
+
+namespace riptide::server {
+
+/// The text of openapi.json in this folder, with this program's version in `info`. It is inside the program, and lives
+/// as long.
+std::string_view openapi_text();
+
+}  // namespace riptide::server
