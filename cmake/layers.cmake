@@ -3,7 +3,7 @@
 # Most of compiling is reading headers, so the sources of a folder are compiled RIPTIDE_UNITY at a time (0: each alone).
 # That is why names of a source's own are unique in its folder (tools/check_names.py). Alone remain files for another
 # instruction set, and the inner loops, which nothing beside them shall change.
-set(RIPTIDE_UNITY 8 CACHE STRING "Sources that are compiled together; 0: each alone")
+set(RIPTIDE_UNITY 12 CACHE STRING "Sources that are compiled together; 0: each alone")
 
 function(riptide_unity target)
   if(RIPTIDE_UNITY GREATER 0)

@@ -4,6 +4,7 @@
 #include <boost/json/basic_parser_impl.hpp>
 #include <charconv>
 #include <cstdlib>
+#include <map>
 
 #include "base/error.h"
 
@@ -120,6 +121,21 @@ json::value parse_json_within(std::string_view text, std::string_view what, int6
 const json::value& SharedJson::operator*() const {
     static const json::value null;
     return value_ ? *value_ : null;
+}
+
+json::value sorted_members(const json::value& value) {
+    if (const json::array* array = value.if_array()) {
+        json::array out;
+        for (const json::value& one : *array) out.push_back(sorted_members(one));
+        return out;
+    }
+    const json::object* object = value.if_object();
+    if (object == nullptr) return value;
+    std::map<std::string_view, const json::value*> members;
+    for (const auto& [key, one] : *object) members[key] = &one;
+    json::object out;
+    for (const auto& [key, one] : members) out[key] = sorted_members(*one);
+    return out;
 }
 
 std::string_view kind_of(const json::value& value) {

@@ -30,6 +30,9 @@ class SharedJson {
     std::shared_ptr<const json::value> value_;
 };
 
+/// The same value, the members of each object in the order of their names.
+json::value sorted_members(const json::value& value);
+
 /// "null", "a string", ...: what was found, for errors.
 std::string_view kind_of(const json::value& value);
 

@@ -99,11 +99,12 @@ TEST_F(ServerConstraint, what_is_wrong_with_a_schema_is_said_with_its_place) {
     json::object asked = body(0);
     asked["response_format"] = {
         {"type", "json_schema"},
-        {"json_schema", {{"schema", {{"type", "object"}, {"properties", {{"a", {{"uniqueItems", true}}}}}}}}}};
+        {"json_schema", {{"schema", {{"type", "object"}, {"properties", {{"a", {{"unevaluatedItems", false}}}}}}}}}};
     const Answer answer = post("/v1/chat/completions", asked);
     EXPECT_EQ(answer.status, 400);
-    EXPECT_NE(answer.body.find("response_format.json_schema.schema: #/properties/a: 'uniqueItems' is not supported"),
-              std::string::npos)
+    EXPECT_NE(
+        answer.body.find("response_format.json_schema.schema: #/properties/a: 'unevaluatedItems' is not supported"),
+        std::string::npos)
         << answer.body;
     asked["response_format"] = {{"type", "json_object"}};
     asked["regex"] = "a";

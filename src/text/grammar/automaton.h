@@ -41,6 +41,10 @@ class Automaton {
     int32_t need(int32_t node) const { return need_[index(node)]; }
     int32_t most_need() const { return most_need_; }
 
+    /// Whether it is a rule of items that all differ (Grammar::distinct), and whether there are any.
+    bool distinct(int32_t rule) const { return !distinct_.empty() && distinct_[index(rule)]; }
+    bool any_distinct() const { return !distinct_.empty(); }
+
     int32_t root() const { return root_; }  // a rule
     bool root_empty() const { return root_empty_; }
     int32_t nodes() const { return static_cast<int32_t>(rule_of_.size()); }
@@ -71,6 +75,7 @@ class Automaton {
     std::vector<int32_t> edge_begin_, call_begin_;  // of each node; one more at the end
     std::vector<uint8_t> accepts_;
     std::vector<int32_t> rule_of_, need_, starts_;
+    std::vector<uint8_t> distinct_;  // of each rule; empty: none is
     int32_t root_ = 0, most_need_ = 0, byte_classes_ = 0;
     bool root_empty_ = false;
     std::array<uint16_t, 256> class_of_{};

@@ -246,6 +246,10 @@ Automaton AutomatonBuilder::pack() {
     out.edge_begin_.push_back(static_cast<int32_t>(out.edges_.size()));
     out.call_begin_.push_back(static_cast<int32_t>(out.calls_.size()));
     for (const int32_t start : starts_) out.starts_.push_back(number[static_cast<std::size_t>(start)]);
+    for (const auto& [rule, least] : grammar_.distinct_rules()) {
+        out.distinct_.resize(starts_.size());
+        out.distinct_[static_cast<std::size_t>(rule)] = 1;
+    }
     const std::size_t root = grammar_.bodies().size();
     out.root_ = static_cast<int32_t>(root);
     out.root_empty_ = empty_[root];

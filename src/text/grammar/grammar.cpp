@@ -162,4 +162,11 @@ Grammar::Expr Grammar::named(Expr body) {
     return call(rule);
 }
 
+Grammar::Expr Grammar::distinct(Expr item, int64_t least) {
+    const Rule rule = declare();
+    define(rule, item);
+    distinct_.emplace_back(rule, least);
+    return call(rule);
+}
+
 }  // namespace riptide

@@ -93,6 +93,11 @@ class Grammar {
     Expr call(Rule rule);
     /// declare, define and call.
     Expr named(Expr body);
+    /// Named, and an item of a JSON array whose items all differ; the array needs `least` of them. No grammar can say
+    /// that: who follows an answer keeps the items in mind (DistinctItems).
+    Expr distinct(Expr item, int64_t least);
+    /// The rules of such items: how many their arrays need.
+    const std::vector<std::pair<Rule, int64_t>>& distinct_rules() const { return distinct_; }
 
     void set_root(Expr root) { root_ = root; }
     Expr root() const { return root_; }
@@ -106,6 +111,7 @@ class Grammar {
     WorkBudget* work_;
     std::vector<Node> nodes_;
     std::vector<Expr> bodies_;
+    std::vector<std::pair<Rule, int64_t>> distinct_;
     Expr root_ = 0;
 };
 

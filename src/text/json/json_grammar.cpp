@@ -27,7 +27,7 @@ Expr JsonGrammar::once(std::optional<Expr>& known, Expr (JsonGrammar::*make)()) 
     return *known;
 }
 
-Expr JsonGrammar::space() { return once(space_, &JsonGrammar::make_space); }
+Expr JsonGrammar::space() { return one_way_ ? g_.empty() : once(space_, &JsonGrammar::make_space); }
 Expr JsonGrammar::string() { return once(string_, &JsonGrammar::make_string); }
 Expr JsonGrammar::number() { return once(number_, &JsonGrammar::make_number); }
 Expr JsonGrammar::fraction() { return once(fraction_, &JsonGrammar::make_fraction); }
@@ -45,6 +45,7 @@ Expr JsonGrammar::make_space() {
 
 /// Surrogates only as a high and a low one.
 Expr JsonGrammar::make_character() {
+    if (one_way_) return write_character(all_characters());
     const Expr hex = g_.chars(kHex), u = g_.text("\\u");
     const Expr high =
         g_.sequence({u, g_.chars({{'D', 'D'}, {'d', 'd'}}), g_.chars({{'8', '9'}, {'A', 'B'}, {'a', 'b'}}), hex, hex});
@@ -95,6 +96,7 @@ Expr JsonGrammar::other_string(const std::vector<std::string>& texts) {
 Expr JsonGrammar::make_integer() { return add_regex(g_, "0|-?[1-9]\\d{0,17}", false); }
 
 Expr JsonGrammar::make_number() {
+    if (one_way_) return g_.choice({integer(), add_regex(g_, "-?(0|[1-9]\\d{0,17})\\.\\d{0,15}[1-9]", false)});
     const Expr digit = g_.chars(kDigit);
     const Expr whole = g_.choice({g_.text("0"), g_.sequence({g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 17)})});
     const Expr fraction = g_.sequence({g_.text("."), g_.repeat(digit, 1, 16)});
@@ -104,6 +106,7 @@ Expr JsonGrammar::make_number() {
 }
 
 Expr JsonGrammar::make_fraction() {
+    if (one_way_) return add_regex(g_, "-?(0|[1-9]\\d{0,5})\\.\\d{0,8}[1-9]", false);
     const Expr digit = g_.chars(kDigit);
     const Expr whole = g_.choice({g_.text("0"), g_.sequence({g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 5)})});
     const Expr zeros = g_.repeat(g_.text("0"), 0, 4);

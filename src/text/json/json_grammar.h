@@ -20,7 +20,9 @@ class JsonGrammar {
   public:
     using Expr = Grammar::Expr;
 
-    explicit JsonGrammar(Grammar& grammar) : g_(grammar) {}
+    /// `one_way`: each value in one way of writing only, without spaces (but members of open objects in any order):
+    /// characters as write_character() does, numbers without exponents, or zeros at the end of a fraction.
+    explicit JsonGrammar(Grammar& grammar, bool one_way = false) : g_(grammar), one_way_(one_way) {}
 
     Expr space();
     Expr string();
@@ -57,7 +59,9 @@ class JsonGrammar {
 
     Expr array_of(Expr item, int64_t least, int64_t most);
     /// `key`: with its quotes.
-    Expr member(Expr key, Expr value) { return g_.sequence({key, g_.text(":"), g_.optional(g_.text(" ")), value}); }
+    Expr member(Expr key, Expr value) {
+        return g_.sequence({key, g_.text(":"), one_way_ ? g_.empty() : g_.optional(g_.text(" ")), value});
+    }
 
   private:
     Expr once(std::optional<Expr>& known, Expr (JsonGrammar::*make)());
@@ -73,6 +77,7 @@ class JsonGrammar {
     Expr escapes(const CharSet& set);
 
     Grammar& g_;
+    const bool one_way_;
     std::optional<Expr> space_, string_, number_, integer_, fraction_, any_, object_, array_, character_;
     std::map<std::string, Expr, std::less<>> numbers_;  // with bounds: by what they are
     std::map<CharSet, Expr> escapes_;                   // of some characters

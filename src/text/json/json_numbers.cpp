@@ -294,15 +294,17 @@ Expr JsonGrammar::number_of(std::span<const json::object* const> schemas, bool w
         form.digits = std::clamp<std::size_t>(6000 / multiples->states.size(), 6, most);
         form.decimals = multiple->fraction.size() + 2;
     }
+    if (one_way_) form.exponents = false;
     const std::string text = range(bounds.low.value_or(negated(kHuge)), bounds.high.value_or(kHuge), form);
     key = text + key;
     const auto [known, is_new] = numbers_.try_emplace(key, 0);
     if (!is_new) return known->second;
-    if (!multiples) return known->second = g_.named(add_regex(g_, text, false));
-    const Pattern read = parse_pattern(text);
-    const TextCondition within{.pattern = &read};
-    const TextAutomaton both = intersection(text_automaton({&within, 1}, g_.work()), *multiples, g_.work());
-    return known->second = g_.named(add_text_automaton(g_, both, 0, Grammar::kUnbounded, {}));
+    if (!multiples && !one_way_) return known->second = g_.named(add_regex(g_, text, false));
+    const Pattern read = parse_pattern(text), one_way = parse_pattern("-?\\d+(\\.\\d*[1-9])?");
+    const TextCondition conditions[] = {{.pattern = &read}, {.pattern = &one_way}};
+    TextAutomaton all = text_automaton(std::span(conditions).first(one_way_ ? 2 : 1), g_.work());
+    if (multiples) all = intersection(all, *multiples, g_.work());
+    return known->second = g_.named(add_text_automaton(g_, all, 0, Grammar::kUnbounded, {}));
 }
 
 }  // namespace riptide

@@ -51,8 +51,8 @@ Expr SchemaBuilder::schema(SchemaTerms terms) {
     std::erase_if(terms, [](const SchemaTerm& one) { return one.schema->is_bool(); });
     std::sort(terms.begin(), terms.end());
     terms.erase(std::unique(terms.begin(), terms.end()), terms.end());
-    if (terms.empty()) return json_.any();
-    const auto [known, is_new] = known_.try_emplace(terms);
+    if (terms.empty()) return json().any();
+    const auto [known, is_new] = known_[items_differ_].try_emplace(terms);
     if (!is_new) {
         Known& old = known->second;
         if (old.rule < 0) {
@@ -121,7 +121,7 @@ Expr SchemaBuilder::exact(const SchemaTerms& terms) {
         left.types = static_cast<uint8_t>(left.types & ~kSimple);
         if (left.types == (SchemaTypes::kAll & ~kSimple) && simple == kSimple && left.parts.empty() &&
             left.excluded.empty() && left.not_patterns.empty() && left.strangers.empty())
-            return json_.any();
+            return json().any();
         typed(left, left.types, ways);
     }
     typed({}, simple, ways);
@@ -134,7 +134,7 @@ void SchemaBuilder::typed(const SchemaCase& one, uint8_t types, std::vector<Expr
     if ((types & SchemaTypes::kArray) != 0) ways.push_back(array(one));
     if ((types & SchemaTypes::kString) != 0) ways.push_back(string(one));
     if ((types & SchemaTypes::kNumber) != 0) ways.push_back(number(one));
-    if ((types & SchemaTypes::kBoolean) != 0) ways.push_back(json_.boolean());
+    if ((types & SchemaTypes::kBoolean) != 0) ways.push_back(json().boolean());
     if ((types & SchemaTypes::kNull) != 0) ways.push_back(g_.text("null"));
 }
 

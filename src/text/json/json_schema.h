@@ -19,9 +19,9 @@ struct SchemaOptions {
 
 /// Texts that are valid by a schema (drafts 4 to 2020-12): all that is matched is valid; what is valid is matched, but
 /// for the order of members (that of `properties`, then required ones that it does not name, then others), numbers
-/// beyond JsonGrammar's digits, and formats (see regex_of_format). docs/structured-output.md lists what can be held; words of
-/// those drafts that cannot are a GrammarError that names the word and its place: "#/properties/a: 'unevaluatedItems'
-/// is not supported". Other words say nothing.
+/// beyond JsonGrammar's digits, and formats (see regex_of_format). docs/structured-output.md lists what can be held;
+/// words of those drafts that cannot are a GrammarError that names the word and its place: "#/properties/a:
+/// 'unevaluatedItems' is not supported". Other words say nothing.
 Grammar::Expr add_json_schema(Grammar& grammar, const json::value& schema, const SchemaOptions& options = {});
 
 /// A part of a schema, in which '#' means `root`; `path` names it in errors.

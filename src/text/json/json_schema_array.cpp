@@ -58,18 +58,19 @@ Expr SchemaBuilder::array(const SchemaCase& one) {
     }
     const bool several = most == Grammar::kUnbounded || most > 1;
     if (unique && several) {
-        if (contains.empty() && tuple == 0)
-            if (const auto out = distinct(one, least, most)) return *out;
+        if (contains.empty() && tuple == 0 && !items_differ_) {
+            const auto listed = listed_once(one, least, most);
+            return listed ? *listed : distinct(one, least, most);
+        }
         cases_.unsupported(where(one, "uniqueItems"),
-                           fmt::format("'uniqueItems' is not supported but for items of at most {} values that are "
-                                       "listed",
-                                       kMostDistinct));
+                           "'uniqueItems' beside 'contains' or a list of items, or inside items that must differ "
+                           "themselves, is not supported");
     }
     if (!contains.empty()) {
         if (contains.size() == 1 && tuple == 0) return containing(one, *contains[0], least, most);
         cases_.unsupported(contains[0], "several 'contains', or one beside a list of items, are not supported");
     }
-    return g_.sequence({g_.text("["), json_.space(), items(one, 0, tuple, least, most), json_.space(), g_.text("]")});
+    return g_.sequence({g_.text("["), json().space(), items(one, 0, tuple, least, most), json().space(), g_.text("]")});
 }
 
 /// What follows the first `from` items.
@@ -78,7 +79,7 @@ Expr SchemaBuilder::items(const SchemaCase& one, std::size_t from, std::size_t t
     if (most != Grammar::kUnbounded && before >= most) return g_.empty();
     const int64_t need = std::max<int64_t>(0, least - before);
     const int64_t left = most == Grammar::kUnbounded ? most : most - before;
-    const Expr comma = g_.sequence({g_.text(","), json_.space()});
+    const Expr comma = g_.sequence({g_.text(","), json().space()});
     Expr item = schema(cases_.item(one, from));
     if (from < tuple) {
         const Expr rest = items(one, from + 1, tuple, least, most);
@@ -103,7 +104,7 @@ Expr SchemaBuilder::containing(const SchemaCase& one, const json::value& part, i
     SchemaTerms any = cases_.item(one, 0), hit = any, miss = any;
     hit.push_back(cases_.term(words.at("contains"), place + "/contains"));
     miss.push_back(cases_.term(words.at("contains"), place + "/contains", true));
-    const Expr comma = g_.sequence({g_.text(","), json_.space()});
+    const Expr comma = g_.sequence({g_.text(","), json().space()});
     const Expr item = g_.named(schema(any)), found = g_.named(schema(hit));
     const bool bounded = most != Grammar::kUnbounded;
     std::vector<Expr> ways;
@@ -140,11 +141,23 @@ Expr SchemaBuilder::containing(const SchemaCase& one, const json::value& part, i
             ways.push_back(g_.sequence(std::move(all)));
         }
     }
-    return g_.sequence({g_.text("["), json_.space(), g_.choice(std::move(ways)), json_.space(), g_.text("]")});
+    return g_.sequence({g_.text("["), json().space(), g_.choice(std::move(ways)), json().space(), g_.text("]")});
+}
+
+/// Any items, none twice.
+Expr SchemaBuilder::distinct(const SchemaCase& one, int64_t least, int64_t most) {
+    struct Inside {
+        bool& flag;
+        explicit Inside(bool& f) : flag(f) { flag = true; }
+        ~Inside() { flag = false; }
+    };
+    const Inside inside(items_differ_);
+    const Expr item = g_.distinct(schema(cases_.item(one, 0)), least);
+    return spaced_.array_of(item, least, most);
 }
 
 /// Items out of few values, none twice: a rule for each set that has been said. Absent: their values are not listed.
-std::optional<Expr> SchemaBuilder::distinct(const SchemaCase& one, int64_t least, int64_t most) {
+std::optional<Expr> SchemaBuilder::listed_once(const SchemaCase& one, int64_t least, int64_t most) {
     std::map<std::string, std::string> values;  // by their keys
     const auto add = [&](const json::value& value) { values.emplace(schema_value_key(value), json_text(value)); };
     const SchemaTerms terms = cases_.item(one, 0);
@@ -163,7 +176,7 @@ std::optional<Expr> SchemaBuilder::distinct(const SchemaCase& one, int64_t least
     if (values.size() > kMostDistinct) return std::nullopt;
     std::vector<Expr> texts;
     for (const auto& [key, text] : values) texts.push_back(g_.text(text));
-    const Expr comma = g_.sequence({g_.text(","), json_.space()});
+    const Expr comma = g_.sequence({g_.text(","), json().space()});
     const std::size_t sets = std::size_t{1} << texts.size();
     std::vector<Expr> behind(sets);
     for (std::size_t said = sets; said-- > 0;) {  // what may come once these have
@@ -176,7 +189,7 @@ std::optional<Expr> SchemaBuilder::distinct(const SchemaCase& one, int64_t least
                     g_.sequence({said != 0 ? comma : g_.empty(), texts[i], behind[said | std::size_t{1} << i]}));
         behind[said] = g_.named(g_.choice(std::move(ways)));
     }
-    return g_.sequence({g_.text("["), json_.space(), behind[0], json_.space(), g_.text("]")});
+    return g_.sequence({g_.text("["), json().space(), behind[0], json().space(), g_.text("]")});
 }
 
 }  // namespace riptide

@@ -32,7 +32,8 @@ class SchemaBuilder {
 
     SchemaBuilder(Grammar& grammar, const json::value& root, const SchemaOptions& options)
         : g_(grammar),
-          json_(grammar),
+          spaced_(grammar),
+          one_way_(grammar, true),
           document_(root),
           cases_(document_, options.lenient, grammar.work()),
           options_(options) {}
@@ -63,7 +64,8 @@ class SchemaBuilder {
     Expr array(const SchemaCase& one);
     Expr items(const SchemaCase& one, std::size_t from, std::size_t tuple, int64_t least, int64_t most);
     Expr containing(const SchemaCase& one, const json::value& part, int64_t least, int64_t most);
-    std::optional<Expr> distinct(const SchemaCase& one, int64_t least, int64_t most);
+    std::optional<Expr> listed_once(const SchemaCase& one, int64_t least, int64_t most);
+    Expr distinct(const SchemaCase& one, int64_t least, int64_t most);
     Expr string(const SchemaCase& one);
     Expr number(const SchemaCase& one);
 
@@ -73,12 +75,16 @@ class SchemaBuilder {
     const json::value* where(const SchemaCase& one, std::string_view word) const;  // the part that holds the word
     [[noreturn]] void too_many_schemas(const json::value* at) const;
 
+    /// How values are written here.
+    JsonGrammar& json() { return items_differ_ ? one_way_ : spaced_; }
+
     Grammar& g_;
-    JsonGrammar json_;
+    JsonGrammar spaced_, one_way_;
+    bool items_differ_ = false;  // inside items of an array that must all differ
     SchemaDocument document_;
     SchemaCases cases_;
     const SchemaOptions options_;
-    std::map<SchemaTerms, Known> known_;
+    std::map<SchemaTerms, Known> known_[2];  // of each way of writing
     int depth_ = 0;
     std::size_t schemas_ = 0;
 };

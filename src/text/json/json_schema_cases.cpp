@@ -64,21 +64,7 @@ uint8_t schema_type_set(const json::object& schema, const std::string& path) {
 }
 
 std::string schema_value_key(const json::value& value) {
-    const auto sorted = [](const auto& self, const json::value& v) -> json::value {
-        if (const json::array* array = v.if_array()) {
-            json::array out;
-            for (const json::value& one : *array) out.push_back(self(self, one));
-            return out;
-        }
-        const json::object* object = v.if_object();
-        if (object == nullptr) return v;
-        std::map<std::string_view, const json::value*> members;
-        for (const auto& [key, one] : *object) members[key] = &one;
-        json::object out;
-        for (const auto& [key, one] : members) out[key] = self(self, *one);
-        return out;
-    };
-    return value.is_structured() ? json_text(sorted(sorted, value)) : json_text(value);
+    return value.is_structured() ? json_text(sorted_members(value)) : json_text(value);
 }
 
 void SchemaCases::wrong(const json::value* schema, std::string_view what) const {

@@ -180,7 +180,7 @@ Expr SchemaBuilder::object(const SchemaCase& one) {
         }
         std::string key = "\"";
         append_json_escaped(name, key);
-        members.push_back({json_.member(g_.text(key + "\""), schema(terms)), must});
+        members.push_back({json().member(g_.text(key + "\""), schema(terms)), must});
     }
     auto [least, most] = counts(one, "minProperties", "maxProperties");
     for (const json::value* value : one.excluded) {
@@ -192,7 +192,7 @@ Expr SchemaBuilder::object(const SchemaCase& one) {
     }
     const std::optional<Expr> others = other_members(one, names);
     try {
-        return add_members(g_, json_, members, others, least, most);
+        return add_members(g_, json(), members, others, least, most);
     } catch (const GrammarError& error) {
         cases_.wrong(where(one, least > 0 ? "minProperties" : "maxProperties"), error.what());
     }
@@ -231,7 +231,7 @@ std::optional<Expr> SchemaBuilder::other_members(const SchemaCase& one, const st
     if (patterns.empty() && of_names.empty()) {
         const SchemaTerms terms = cases_.other_member(one, {});
         if (holds_nothing(terms)) return std::nullopt;
-        return json_.member(names.empty() ? json_.string() : json_.other_string(names), schema(terms));
+        return json().member(names.empty() ? json().string() : json().other_string(names), schema(terms));
     }
     const std::string place = cases_.place(where(one, patterns.empty() ? "propertyNames" : "patternProperties"));
     if (patterns.size() > kMostPatterns)
@@ -262,7 +262,7 @@ std::optional<Expr> SchemaBuilder::other_members(const SchemaCase& one, const st
         const SchemaTerms terms = cases_.other_member(one, c.patterns);
         if (holds_nothing(terms)) continue;
         const Expr key = g_.sequence({g_.text("\""), key_inside(c.names, c.patterns, names), g_.text("\"")});
-        ways.push_back(json_.member(key, schema(terms)));
+        ways.push_back(json().member(key, schema(terms)));
     }
     if (ways.empty()) return std::nullopt;
     return g_.choice(std::move(ways));
@@ -275,9 +275,9 @@ Expr SchemaBuilder::key_inside(const TextSet& set, const std::set<std::string, s
         const TextSet& own = cases_.pattern(*patterns.begin());
         const bool apart =
             std::none_of(names.begin(), names.end(), [&](const auto& name) { return own.contains(name); });
-        if (apart && (own - set).empty()) return add_regex(g_, *patterns.begin(), true, json_.writer());
+        if (apart && (own - set).empty()) return add_regex(g_, *patterns.begin(), true, json().writer());
     }
-    return set.add_to(g_, json_.writer());
+    return set.add_to(g_, json().writer());
 }
 
 }  // namespace riptide

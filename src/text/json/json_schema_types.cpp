@@ -10,10 +10,11 @@ namespace {
 
 using Expr = Grammar::Expr;
 
-/// Numbers without exponents that are none of these.
-Expr other_number(Grammar& g, const std::vector<std::string>& excluded, bool whole) {
+/// Numbers without exponents that are none of these; `one_way`: without zeros at the end of a fraction.
+Expr other_number(Grammar& g, const std::vector<std::string>& excluded, bool whole, bool one_way) {
     const std::string digits = "-?(0|[1-9][0-9]{0,17})";
     TextSet all = TextSet::of_regex(whole ? digits : digits + "(\\.[0-9]{1,16})?", false, g.work());
+    if (one_way) all = all & TextSet::of_regex("0|-?[1-9]\\d*|-?\\d+\\.\\d*[1-9]", false, g.work());
     for (const std::string& text : excluded) {
         const std::size_t point = std::min(text.find('.'), text.size());
         const std::string sign = text == "0" ? "-?" : "";
@@ -70,11 +71,11 @@ StringRules SchemaBuilder::rules_of(const SchemaCase& one) const {
 /// The one place where what is said of a string becomes a grammar.
 Expr SchemaBuilder::string(const SchemaCase& one) {
     const StringRules rules = rules_of(one);
-    if (rules.free()) return json_.string();
+    if (rules.free()) return json().string();
     try {
         if (rules.only_lengths() && (rules.most == Grammar::kUnbounded || rules.least <= rules.most))
-            return json_.string_of_length(rules.least, rules.most);
-        const Expr inside = add_string_inside(g_, rules, json_.writer());
+            return json().string_of_length(rules.least, rules.most);
+        const Expr inside = add_string_inside(g_, rules, json().writer());
         return g_.named(g_.sequence({g_.text("\""), inside, g_.text("\"")}));
     } catch (const GrammarError& error) {
         const char* word = !rules.patterns.empty() ? "pattern" : "format";
@@ -103,15 +104,15 @@ Expr SchemaBuilder::number(const SchemaCase& one) {
     for (const json::value* value : one.excluded)
         if (value->is_number() && (one.types & SchemaTypes::of(*value)) != 0) excluded.push_back(json_text(*value));
     if (!excluded.empty() && !bounded && (one.types & SchemaTypes::kInteger) != 0)
-        return other_number(g_, excluded, whole);
+        return other_number(g_, excluded, whole, items_differ_);
     const json::value* place = where(one, "minimum");
     if (!excluded.empty()) cases_.unsupported(place, "numbers within bounds, but for some ('not'), are not supported");
     if ((one.types & SchemaTypes::kInteger) == 0) {
         if (bounded) cases_.unsupported(place, "numbers that are not whole, with bounds, are not supported");
-        return json_.fraction();
+        return json().fraction();
     }
     try {
-        return json_.number_of(schemas, whole);
+        return json().number_of(schemas, whole);
     } catch (const GrammarError& error) {
         cases_.wrong(place, error.what());
     }

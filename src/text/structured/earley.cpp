@@ -121,6 +121,8 @@ void Recognizer::enter_rules(State state) {
     };
     for (const Item& item : data.kernel) look(item.node, item.origin);
     for (std::size_t i = 0; i < data.entered.size(); ++i) look(automaton_.start_of(data.entered[i]), state);
+    data.at_item =
+        std::any_of(data.entered.begin(), data.entered.end(), [&](int32_t rule) { return automaton_.distinct(rule); });
     std::stable_sort(data.waiting.begin(), data.waiting.end(),
                      [](const Waiting& a, const Waiting& b) { return a.rule < b.rule; });
 }

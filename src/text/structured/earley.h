@@ -43,6 +43,8 @@ class Recognizer {
         return known >= 0 ? known : compute(state, symbol);
     }
     bool accepts(State state) const { return at(state).accepts; }
+    /// An item of an array whose items all differ may begin here.
+    bool at_item(State state) const { return at(state).at_item; }
     /// Nothing can follow.
     bool exhausted(State state) const { return at(state).kernel.empty(); }
 
@@ -80,7 +82,7 @@ class Recognizer {
         std::vector<int32_t> entered;  // rules entered here
         std::vector<Waiting> waiting;  // sorted by rule
         std::vector<int32_t> escapes;  // sorted
-        bool accepts = false;
+        bool accepts = false, at_item = false;
         int32_t depth = 0;
     };
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "text/structured/distinct_items.h"
 #include "text/structured/earley.h"
 #include "text/structured/state_runs.h"
 
@@ -27,6 +28,7 @@ struct ConstraintState::Table {
           short_walk(limits.short_walk),
           recognizer(automaton_, limits.work),
           runs(automaton_, recognizer),
+          reader(automaton_, recognizer),
           path(static_cast<std::size_t>(trie_.most_depth()) + 1) {
         for (std::size_t byte = 0; byte < 256; ++byte) class_of[byte] = automaton.class_of(static_cast<uint8_t>(byte));
         for (const std::string& spelling : automaton.token_spellings()) {
@@ -52,10 +54,11 @@ struct ConstraintState::Table {
     const Local& local_of(State state);
     void add_group(int32_t origin, std::span<const int32_t> nodes, TokenMask& out);
     std::shared_ptr<const TokenMask> mask(State state);
-    State accept(State state, int32_t token);
+    std::shared_ptr<const TokenMask> distinct_mask(State state, const DistinctReader::Place& from);
+    State accept(State state, int32_t token, DistinctReader::Place& place);
     std::size_t bytes() const {
         return recognizer.bytes() + runs.bytes() + local_bytes +
-               masks.size() * (static_cast<std::size_t>(trie.vocab_size()) / 8 + 64);
+               (masks.size() + outside_masks.size()) * (static_cast<std::size_t>(trie.vocab_size()) / 8 + 64);
     }
 
     const Automaton& automaton;
@@ -63,11 +66,12 @@ struct ConstraintState::Table {
     const int64_t short_walk;
     Recognizer recognizer;
     StateRuns runs;
+    DistinctReader reader;  // where the automaton has items that differ
     std::array<uint16_t, 256> class_of{};
     std::vector<int32_t> markup;  // ids of the automaton's markup tokens
     std::unordered_map<State, Local> locals;
     std::size_t local_bytes = 0;
-    std::unordered_map<State, std::shared_ptr<const TokenMask>> masks;
+    std::unordered_map<State, std::shared_ptr<const TokenMask>> masks, outside_masks;
     std::vector<State> path;  // of a walk, by depth
 };
 
@@ -166,7 +170,46 @@ std::shared_ptr<const TokenMask> ConstraintState::Table::mask(State state) {
     return out;
 }
 
-ConstraintState::Table::State ConstraintState::Table::accept(State state, int32_t token) {
+/// The same where items differ: without tokens that say one again, and those behind which nothing else could be said.
+std::shared_ptr<const TokenMask> ConstraintState::Table::distinct_mask(State state, const DistinctReader::Place& from) {
+    const auto all = mask(state);
+    if (!automaton.any_distinct()) return all;
+    const bool outside = from.at == DistinctItems::At::outside;
+    if (const auto found = outside_masks.find(state); outside && found != outside_masks.end()) return found->second;
+    recognizer.begin_work();
+    const auto out = std::make_shared<TokenMask>(*all);
+    const auto take_out = [&](std::span<const int32_t> ids) {
+        for (const int32_t id : ids) out->words[static_cast<std::size_t>(id) / 64] &= ~(uint64_t{1} << (id % 64));
+    };
+    const std::vector<TokenTrie::Node>& nodes = trie.nodes();
+    std::vector<DistinctReader::Place> places(path.size());
+    path[0] = state;
+    places[0] = from;
+    for (int32_t i = 1; i < nodes[0].end;) {
+        const TokenTrie::Node& node = nodes[static_cast<std::size_t>(i)];
+        const State before = path[node.depth - 1u], next = recognizer.advance(before, class_of[node.byte]);
+        recognizer.count_work(Recognizer::kKnown);
+        DistinctReader::Place place = places[node.depth - 1u];
+        if (next == Recognizer::kDead || !reader.step(place, before, node.byte)) {
+            take_out(trie.ids(i));
+            take_out(trie.ids_below(i));
+            i = node.end;
+            continue;
+        }
+        path[node.depth] = next;
+        places[node.depth] = place;
+        if (!trie.ids(i).empty() && !reader.goes_on(place, next)) take_out(trie.ids(i));
+        i = reader.may_matter(place, next, trie.below(i)) ? i + 1 : node.end;
+    }
+    out->any = std::any_of(out->words.begin(), out->words.end(), [](uint64_t word) { return word != 0; });
+    const std::shared_ptr<const TokenMask> kept = out->words == all->words ? all : out;
+    if (outside_masks.size() >= kMostMasks) outside_masks.clear();
+    if (outside) outside_masks.emplace(state, kept);
+    return kept;
+}
+
+/// What follows a token; kDead if it may not come. `place` goes along.
+ConstraintState::Table::State ConstraintState::Table::accept(State state, int32_t token, DistinctReader::Place& place) {
     recognizer.begin_work();
     if (token < 0 || token >= trie.vocab_size()) return Recognizer::kDead;
     const auto mark = std::find(markup.begin(), markup.end(), token);
@@ -175,8 +218,14 @@ ConstraintState::Table::State ConstraintState::Table::accept(State state, int32_
             state, static_cast<uint16_t>(automaton.byte_classes() + static_cast<int32_t>(mark - markup.begin())));
     const std::string_view bytes = trie.bytes(token);
     if (bytes.empty()) return Recognizer::kDead;
-    for (const char byte : bytes) state = recognizer.advance(state, class_of[static_cast<uint8_t>(byte)]);
-    return state;
+    for (const char c : bytes) {
+        const auto byte = static_cast<uint8_t>(c);
+        const State next = recognizer.advance(state, class_of[byte]);
+        if (next == Recognizer::kDead || (automaton.any_distinct() && !reader.step(place, state, byte)))
+            return Recognizer::kDead;
+        state = next;
+    }
+    return automaton.any_distinct() && !reader.goes_on(place, state) ? Recognizer::kDead : state;
 }
 
 struct Constraint::Impl {
@@ -186,7 +235,8 @@ struct Constraint::Impl {
           automaton(grammar, vocabulary->single_bytes(), vocabulary->markup()),
           table(std::make_shared<ConstraintState::Table>(automaton, *vocabulary, limits)) {
         table->recognizer.spend_from(grammar.work());
-        first = {table->mask(table->recognizer.start()), automaton.root_empty()};
+        check_distinct(grammar, automaton, table->recognizer);
+        first = {table->distinct_mask(table->recognizer.start(), {}), automaton.root_empty()};
         bytes = table->bytes() + automaton.bytes();
     }
 
@@ -230,12 +280,14 @@ void ConstraintState::follow(WorkBudget* work) {
 NextTokens ConstraintState::go(std::span<const int32_t> tokens, WorkBudget* work) {
     follow(work);
     int32_t state = state_;
+    DistinctReader::Place place = table_->reader.begin(items_);
     for (const int32_t token : tokens) {
-        state = table_->accept(state, token);
+        state = table_->accept(state, token, place);
         if (state == Recognizer::kDead) return {};
     }
-    NextTokens out{table_->mask(state), table_->recognizer.accepts(state)};
+    NextTokens out{table_->distinct_mask(state, place), table_->recognizer.accepts(state)};
     state_ = state;
+    items_ = table_->reader.at(place);
     return out;
 }
 
@@ -255,9 +307,11 @@ NextTokens ConstraintState::try_next(std::span<const int32_t> tokens, WorkBudget
 bool ConstraintState::accept(int32_t token) {
     const std::lock_guard lock(constraint_->impl_->mutex);
     follow(nullptr);
-    const int32_t next = table_->accept(state_, token);
+    DistinctReader::Place place = table_->reader.begin(items_);
+    const int32_t next = table_->accept(state_, token, place);
     if (next == Recognizer::kDead) return false;
     state_ = next;
+    items_ = table_->reader.at(place);
     return true;
 }
 

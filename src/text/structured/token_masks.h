@@ -35,6 +35,7 @@ struct NextTokens {
 };
 
 class ConstraintState;
+struct DistinctItems;
 
 /// A grammar compiled for a vocabulary, with all that has been found out about its masks: compile once, share among
 /// answers. All its functions, and those of its states, may be called from any thread.
@@ -107,6 +108,7 @@ class ConstraintState {
     std::shared_ptr<Constraint> constraint_;
     std::shared_ptr<Table> table_;  // whose number state_ is; null: where answers begin
     int32_t state_ = 0;
+    std::shared_ptr<const DistinctItems> items_;  // of the array that the answer is in, if they differ; else null
 };
 
 }  // namespace riptide

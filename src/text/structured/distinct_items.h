@@ -1,0 +1,82 @@
+// Items of a JSON array that must all differ ("uniqueItems"): what has been said, which no grammar remembers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/structured/earley.h"
+#include "text/tokenizer/token_trie.h"
+
+namespace riptide {
+
+/// What an answer has said of the array that it is in, between two tokens. Items are written in one way each, without
+/// spaces, so that equal texts are equal values; of what holds objects also the order of members may differ.
+struct DistinctItems {
+    enum class At : uint8_t { outside, between, inside };
+    struct Said {
+        std::vector<std::string> texts;  // sorted
+        std::vector<std::string> keys;   // of those with brackets: with members in order; sorted
+    };
+    At at = At::outside;
+    bool quoted = false, escaped = false;  // inside: in a string; behind a backslash there
+    int32_t depth = 0;                     // inside: brackets that are open within the item
+    std::string text;                      // inside: of the item so far
+    std::shared_ptr<const Said> said;      // null: nothing
+};
+
+/// Follows answers byte by byte from what a DistinctItems says, to and fro as a walk through a vocabulary does. Not
+/// thread-safe.
+class DistinctReader {
+  public:
+    using State = Recognizer::State;
+    using At = DistinctItems::At;
+    /// Where it is. Copies are places to go back to.
+    struct Place {
+        At at = At::outside;
+        bool quoted = false, escaped = false;
+        bool same_array = true;  // as where the walk began
+        int32_t depth = 0;
+        uint32_t length = 0, start = 0;      // of the bytes so far; where the item began
+        uint32_t first_item = 0, items = 0;  // of this array that have ended on the way: [first_item, items)
+    };
+
+    /// Both must outlive this.
+    DistinctReader(const Automaton& automaton, Recognizer& recognizer)
+        : automaton_(automaton), recognizer_(recognizer) {}
+
+    /// Null: outside.
+    Place begin(std::shared_ptr<const DistinctItems> from);
+    /// Goes on by a byte that the grammar takes in `state`. False if it ends an item that has been said.
+    bool step(Place& place, State state, uint8_t byte);
+    /// Whether an answer at this place can be completed. REQUIRES: the grammar can be in `state`. Cost: a few hundred
+    /// transitions, unless nearly all that may be said has been.
+    bool goes_on(const Place& place, State state);
+    /// Whether steps behind this place could make one of both false, if they are by text of these kinds.
+    bool may_matter(const Place& place, State state, TokenTrie::Kinds kinds) const;
+    /// What it has read on the way to this place; null: it is outside.
+    std::shared_ptr<const DistinctItems> at(const Place& place) const;
+
+  private:
+    std::string_view text_of(const Place& place) const {
+        return std::string_view(bytes_).substr(place.start, place.length - place.start);
+    }
+    bool end_item(Place& place, uint32_t end);
+    bool begins_said(const Place& place) const;
+
+    const Automaton& automaton_;
+    Recognizer& recognizer_;
+    const DistinctItems::Said& said_before() const;
+
+    std::shared_ptr<const DistinctItems> from_;
+    std::string bytes_;
+    std::vector<std::pair<uint32_t, uint32_t>> items_;  // in bytes_
+};
+
+/// Throws GrammarError if an array needs more items than there are texts for them.
+void check_distinct(const Grammar& grammar, const Automaton& automaton, Recognizer& recognizer);
+
+}  // namespace riptide
