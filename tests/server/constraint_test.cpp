@@ -118,11 +118,31 @@ TEST_F(ServerConstraint, what_is_wrong_with_a_schema_is_said_with_its_place) {
     expect_alive();
 }
 
-/// What pydantic makes of `tags: set[str]`.
+/// What pydantic makes of `tags: set[str]` and `numbers: set[int]`.
+TEST_F(ServerConstraint, a_set_has_no_item_twice) {
+    const json::value schema = parse_json(
+        R"({"type": "object", "properties": {"tags": {"items": {"type": "string", "maxLength": 2}, "title": "Tags",
+        "type": "array", "uniqueItems": true, "minItems": 4, "maxItems": 12}, "numbers": {"items": {"type": "integer",
+        "minimum": 1, "maximum": 5}, "type": "array", "uniqueItems": true, "minItems": 5}},
+        "required": ["tags", "numbers"], "additionalProperties": false})",
+        "schema");
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+        json::object asked = body(seed);
+        asked["temperature"] = seed % 4;
+        asked["response_format"] = {{"type", "json_schema"}, {"json_schema", {{"name", "s"}, {"schema", schema}}}};
+        const Answer answer = post("/v1/chat/completions", asked);
+        ASSERT_EQ(answer.status, 200) << answer.body;
+        const std::string text(message_of(answer).at("content").as_string());
+        EXPECT_TRUE(SchemaJudge(schema).valid(parse_json(text, "answer"))) << text;
+        EXPECT_EQ(parse_json(text, "answer").at("numbers").as_array().size(), 5u);
+    }
+}
+
 TEST_F(ServerConstraint, what_cannot_be_held_is_passed_over_where_a_request_says_that_it_is_not_strict) {
     const json::value schema = parse_json(
         R"({"type": "object", "properties": {"tags": {"items": {"enum": ["a", "b", "c", "d", "e", "f", "g", "h", "i"]},
-        "title": "Tags", "type": "array", "uniqueItems": true, "maxItems": 3}}, "required": ["tags"], "additionalProperties": false})",
+        "title": "Tags", "type": "array", "uniqueItems": true, "contains": {"const": "a"}, "maxItems": 3}},
+        "required": ["tags"], "additionalProperties": false})",
         "schema");
     json::object rest = schema.as_object();
     rest.at("properties").at("tags").as_object().erase("uniqueItems");
