@@ -48,14 +48,14 @@ function(riptide_layer name)
   riptide_unity(riptide_${name})
   riptide_back_end(${name})
   foreach(source ${sources})
-    if(source MATCHES "/(dot|attention_kernels)_[a-z0-9_]*\\.cpp$")
+    if(source MATCHES "/(dot/|attention_kernels_)[a-z0-9_]*\\.cpp$")
       set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
-    # Files named *_avx2.cpp and *_avx512.cpp hold code that run-time dispatch reaches only on a CPU that has it.
+    # Files named *avx2.cpp and *avx512.cpp hold code that run-time dispatch reaches only on a CPU that has it.
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-      if(source MATCHES "_avx2\\.cpp$")
+      if(source MATCHES "[/_]avx2\\.cpp$")
         set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
-      elseif(source MATCHES "_avx512\\.cpp$")
+      elseif(source MATCHES "[/_]avx512\\.cpp$")
         set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
           "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512")
       endif()

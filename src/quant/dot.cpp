@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "quant/codec.h"
-#include "quant/dot_span.h"
+#include "quant/dot/span.h"
 
 namespace riptide {
 

@@ -8,8 +8,8 @@
 // ops were at 67 to 79; 2026-11-21, without prefetch instructions). Zen 4 EPYC: 30 GB/s from the L2 cache with one core, 19 for the kernel for any
 // format; two adjacent rows read in step come at half the speed from memory there, because no prefetcher follows.
 //
-// Everything here is in an unnamed namespace and calls intrinsics only: see dot_span.h.
-#include "quant/dot_span.h"
+// Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
+#include "quant/dot/span.h"
 
 #if defined(__x86_64__)
 #if !defined(__clang__)
@@ -18,7 +18,7 @@
 #endif
 #include <immintrin.h>
 
-#include "quant/dot_decode_avx512.h"
+#include "quant/dot/decode_avx512.h"
 
 namespace riptide {
 

@@ -1,10 +1,10 @@
-// Scales and minima of 256 weights in plain C++, for dot_baseline.cpp and dot_avx2.cpp. In an unnamed namespace, and
-// calling nothing that another file might share: see dot_span.h.
+// Scales and minima of 256 weights in plain C++, for dot/baseline.cpp and dot/avx2.cpp. In an unnamed namespace, and
+// calling nothing that another file might share: see dot/span.h.
 #pragma once
 
 #include <cstdint>
 
-#include "quant/dot_span.h"
+#include "quant/dot/span.h"
 #include "tensor/half.h"
 #if defined(__F16C__)
 #include <immintrin.h>

@@ -2,7 +2,7 @@
 // rows share their loads: sixteen fused operations for eight loads, so that many rows run near the peak of the FMA
 // units and one row is bound by memory. Weights with scales, and 8- and 4-bit ones, are first expanded to f32 rows in
 // scratch memory.
-#include "quant/dot_span.h"
+#include "quant/dot/span.h"
 
 #if defined(__x86_64__)
 // GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "quant/dot_span.h"
+#include "quant/dot/span.h"
 
 namespace riptide {
 namespace {

@@ -1,6 +1,6 @@
 // Float weight dot products with AVX2: the sixteen lanes are two vectors. Tiles of two weight rows and two activation
 // rows. Formats with scales or fewer than sixteen bits are first expanded to f32 rows in scratch memory.
-#include "quant/dot_span.h"
+#include "quant/dot/span.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

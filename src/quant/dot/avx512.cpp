@@ -3,14 +3,14 @@
 // One or two activation rows: a weight row is decoded in registers, 256 values (144 bytes of q4_k, 272 of q8_0) at a
 // time, 512 operations. Bound by memory: 7.5 ns for 256 values from the L2 cache (q4_k: 19 GB/s), 13 to 16 GB/s from
 // DRAM on one core of a Zen 4 EPYC whose core reads 24 GB/s at most. One activation row: two weight rows in step, far
-// apart, and prefetch instructions; a Xeon wants both (dot_q4k_avx512.cpp), that EPYC gains from neither. More rows: a panel of sixteen weight rows is
+// apart, and prefetch instructions; a Xeon wants both (dot/q4k_avx512.cpp), that EPYC gains from neither. More rows: a panel of sixteen weight rows is
 // decoded once and interleaved so that each 32-bit lane belongs to one weight row. No sum then crosses lanes: a group
 // of 32 costs eight vpdpbusd and four float operations for sixteen products, twelve vector operations for 1024. 64
 // rows: 285 (q4_k) and 250 (q6_k) GOP/s on that core. Building the panel costs as much as five activation rows.
 // Measured 2026-11-21, two cores shared with other work.
 //
-// Everything here is in an unnamed namespace and calls intrinsics only: see dot_span.h.
-#include "quant/dot_span.h"
+// Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
+#include "quant/dot/span.h"
 
 #if defined(__x86_64__)
 // GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.
@@ -20,7 +20,7 @@
 #endif
 #include <immintrin.h>
 
-#include "quant/dot_decode_avx512.h"
+#include "quant/dot/decode_avx512.h"
 
 namespace riptide {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "quant/dot_scales.h"
-#include "quant/dot_span.h"
+#include "quant/dot/scales.h"
+#include "quant/dot/span.h"
 
 namespace riptide {
 
