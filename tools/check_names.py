@@ -96,7 +96,7 @@ def check(root: pathlib.Path) -> list[str]:
                 declared[layer(path)][name] = (f"{path.relative_to(root)}:{number}", line)
         for path in sorted((root / top).rglob("*.cpp")):
             # Compiled alone: for another instruction set, or one binary each.
-            if re.search(r"_avx(2|512)\.cpp$|^fuzz_|/main\.cpp$", path.name) or top == "bench":
+            if re.search(r"(^|_)avx(2|512)\.cpp$|^fuzz_|/main\.cpp$", path.name) or top == "bench":
                 continue
             folders[layer(path)].append(path)
         for folder, paths in folders.items():
