@@ -257,7 +257,7 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     const ToolOffer offer = parse_tool_choice(fields, request.tool_choice);
     request.tool_choice.single = out.one_tool_call;
     if (const json::array* tools = fields.array("tools"); tools != nullptr && !offer.none)
-        prompt.tools = prepare_tools(with_custom_functions(*tools, out.custom, defaults.work));
+        prompt.tools = prepare_tools(with_custom_functions(*tools, out.custom));
     keep_offered(offer, prompt.tools);
     if (fields.array("messages") == nullptr) refuse("messages", "messages: missing");
     json::array& messages = body["messages"].get_array();

@@ -31,7 +31,7 @@ struct GenerationRequest {
     std::string model;              // as the client calls it; may be empty
     std::string session;            // from the body; may be empty
     std::string cache_salt;         // requests with another one share no cache; may be empty
-    CustomNames custom;             // tools of a chat that take free text
+    CustomTools custom;             // tools of a chat that take free text
     std::optional<std::chrono::steady_clock::time_point> until;  // `timeout`: then all of it fails that is not over
     bool stream = false;
     bool include_usage = false;  // a last chunk of a stream with the usage
