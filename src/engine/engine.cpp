@@ -1,115 +1,24 @@
 // Engine: the door, its queue and its thread. engine_loop.cpp and engine_step.cpp have what the thread does.
 #include "engine/engine.h"
 
-#include <atomic>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-
 #include "base/error.h"
-#include "engine/loop/answer.h"
-#include "engine/loop/engine_loop.h"
-#include "engine/loop/job_maker.h"
-#include "engine/loop/scoring_queue.h"
+#include "engine/engine_impl.h"
 
 namespace riptide {
 
 namespace {
 
 constexpr std::chrono::seconds kIdleCheck{1};
+/// How soon is heard that a client has gone, a deadline has passed or weights are loaded, where nobody tells.
+constexpr std::chrono::milliseconds kLook{5};
 
-std::unique_ptr<Compressor> make_compressor(const ModelText& text, const EngineOptions& options) {
+}  // namespace
+
+std::unique_ptr<Compressor> Engine::Impl::make_compressor(const ModelText& text, const EngineOptions& options) {
     check_compression(options.compression, "compression.");
     if (!options.scorer || text.tokenizer() == nullptr) return nullptr;
     return std::make_unique<Compressor>(*text.tokenizer(), text.fingerprint(), options.scorer);
 }
-
-}  // namespace
-
-struct Engine::Impl {
-    template <class Source>
-    Impl(std::unique_ptr<Source> source, const EngineOptions& options, ModelText model_text)
-        : text(std::move(model_text)),
-          machine(std::move(source), options),
-          loop(machine, [this] { return news.load(); }),
-          compressor(make_compressor(text, options)),
-          maker(text, machine.options(), machine.model().info(), machine.context_length(), compressor.get()) {
-        const EngineOptions& o = machine.options();
-        facts.scorer = compressor ? o.scorer.name : "";
-        if (o.gpu) facts.memory = describe(machine.memory_plan(), o.k_dtype, o.v_dtype);
-        if (o.gpu && !o.scorer.memory.empty()) facts.memory = o.scorer.memory + "; " + facts.memory;
-        facts.compression = o.compression;
-        facts.model = machine.model().info();
-        if (machine.checkpoint() != nullptr) facts.path = machine.checkpoint()->path();
-        facts.context_length = machine.context_length();
-        facts.kv_tokens = o.kv_tokens;
-        facts.max_running = o.max_running;
-        facts.chunk_rows = o.chunk_rows;
-        facts.k_dtype = o.k_dtype;
-        facts.v_dtype = o.v_dtype;
-        facts.device = machine.device();
-        facts.chat = text.chats();
-        facts.no_chat = text.why_no_chats();
-        if (text.chats()) facts.chat_dialect = text.dialect()->name;
-        if (text.chat_template() != nullptr) facts.chat_traits = text.chat_template()->traits();
-        facts.stop_ids = text.stop_ids();
-        facts.makers = text.makers();
-        loop.report(stats);
-        if (compressor) scoring = std::make_unique<ScoringQueue>(*compressor, [this] { hear_scored(); });
-        thread = std::thread([this] { run(); });
-    }
-
-    RequestId enqueue(std::unique_ptr<Job> job, int64_t submitted_us);
-    int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
-    void refuse_in_sink(const char* what) const;
-
-    void wake_up() {  // under the mutex
-        news = true;
-        wake.notify_one();
-    }
-
-    void hear_scored();
-    void run();
-    void take_scored();
-    void take_news(std::unique_lock<std::mutex>& lock);
-    void step(std::unique_lock<std::mutex>& lock);
-    void check_idle();
-    void swap_weights(std::unique_lock<std::mutex>& lock);
-    void end(std::unique_lock<std::mutex>& lock);
-
-    /// Weights to be swapped in, and what came of it.
-    struct Order {
-        std::unique_ptr<Checkpoint> checkpoint;
-        bool done = false;
-        std::exception_ptr error;
-    };
-
-    const ModelText text;
-    Machine machine;                         // the engine thread's
-    EngineLoop loop;                         // the engine thread's; only `waiting` is everybody's
-    std::unique_ptr<Compressor> compressor;  // null: prompts are never compressed
-    const JobMaker maker;
-
-    // Everybody's, under the mutex.
-    mutable std::mutex mutex;
-    std::condition_variable wake, changed;  // of the engine thread; of those who wait for it
-    std::vector<std::unique_ptr<Job>> inbox;
-    std::vector<RequestId> cancels;
-    bool paused = false, draining = false, stopping = false;
-    bool scored = false;    // prompts have come back from the scorer
-    bool stepping = false;  // the engine thread works without the mutex
-    bool quiet = true;      // no request is left
-    Order* order = nullptr;
-    std::string failure;  // why the engine has ended; empty while it has not
-    RequestId last_id = 0;
-    int64_t refused = 0, retry_after_us = 0;
-    EngineInfo facts;
-    EngineStats stats;
-
-    std::atomic<bool> news = false;  // something above waits for the engine thread
-    std::thread thread;
-    std::unique_ptr<ScoringQueue> scoring;  // the engine thread's; beside compressor
-};
 
 // The caller's side.
 
@@ -141,16 +50,39 @@ void Engine::Impl::refuse_in_sink(const char* what) const {
              "a sink may call submit and cancel, not {}: all requests would wait for it", what);
 }
 
-int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint) {
-    refuse_in_sink("reload");
-    Order mine{std::move(checkpoint), false, nullptr};
+void Engine::Impl::drain(WorkBudget* work) {
+    refuse_in_sink("drain");
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return order == nullptr || !failure.empty() || stopping; });
+    draining = true;
+    wake_up();
+    try {
+        while (!changed.wait_for(lock, kLook, [this] { return quiet; }))
+            if (work != nullptr) work->look();
+    } catch (...) {
+        draining = false;
+        throw;
+    }
+}
+
+int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work) {
+    refuse_in_sink("reload");
+    Order mine{.checkpoint = std::move(checkpoint)};
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, kLook, [&] { return order == nullptr || !failure.empty() || stopping; }))
+        if (work != nullptr) work->look();
     if (stopping) fail(ErrorKind::unavailable, "the engine ends");
     if (!failure.empty()) throw Error(failure, ErrorKind::system);
     order = &mine;
     wake_up();
-    changed.wait(lock, [&] { return mine.done; });
+    try {
+        while (!changed.wait_for(lock, kLook, [&] { return mine.done; }))
+            if (work != nullptr && !mine.begun) work->look();
+    } catch (...) {
+        order = nullptr;
+        wake_up();
+        changed.notify_all();
+        throw;
+    }
     if (mine.error) std::rethrow_exception(mine.error);
     return facts.version;
 }
@@ -172,8 +104,9 @@ void Engine::Impl::run() {
     }
     while (failure.empty()) {
         news = false;
-        if (!inbox.empty() || !cancels.empty() || scored) {
+        if (any_news()) {
             take_news(lock);
+            loop.report(stats);
         } else if (stopping) {
             break;
         } else if (order != nullptr && loop.begun() == 0) {
@@ -183,10 +116,17 @@ void Engine::Impl::run() {
         } else {
             quiet = loop.idle() && (!scoring || scoring->size() == 0);
             changed.notify_all();
-            if (!wake.wait_for(lock, kIdleCheck, [&] { return news.load(); })) check_idle();
+            wait(lock);
         }
     }
     end(lock);
+}
+
+/// Until there is news, or the next deadline.
+void Engine::Impl::wait(std::unique_lock<std::mutex>& lock) {
+    const std::chrono::microseconds left(std::max<int64_t>(0, nearest_deadline() - loop.now_us()));
+    const auto time = std::min<std::chrono::microseconds>(left, kIdleCheck);
+    if (!wake.wait_for(lock, time, [&] { return news.load(); })) check_idle();
 }
 
 /// A device can fail while nobody uses it: whoever asks for the server's health should know.
@@ -199,7 +139,7 @@ void Engine::Impl::check_idle() {
     }
 }
 
-/// New requests and cancellations go to the loop.
+/// New requests and cancellations go to the loop; what is past its deadline ends.
 void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
     std::vector<std::unique_ptr<Job>> jobs = std::exchange(inbox, {});
     const std::vector<RequestId> ids = std::exchange(cancels, {});
@@ -219,13 +159,13 @@ void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
         loop.refuse(std::move(job), {});
     }
     if (scoring) take_scored();
+    loop.expire();
     lock.lock();
-    loop.report(stats);
 }
 
 /// Prompts that are short now go the way of all others.
 void Engine::Impl::take_scored() {
-    for (auto& [job, failed] : scoring->take_scored()) {
+    for (auto& [job, failed] : scoring->take_scored(loop.now_us())) {
         job->scoring_us = loop.now_us() - job->submitted_us;
         maker.complete(*job, !failed);
         if (failed) loop.refuse(std::move(job), failed);
@@ -251,16 +191,30 @@ void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
     loop.report(stats);
 }
 
-/// REQUIRES that no request has begun.
+void Engine::Impl::hear_until(const std::future<void>& done) {
+    while (done.wait_for(kLook) != std::future_status::ready) {
+        std::unique_lock lock(mutex);
+        news = false;
+        if (any_news()) take_news(lock);
+    }
+}
+
+/// REQUIRES that no request has begun. Loading takes long: those that wait are heard meanwhile. They have no K/V, so
+/// the loop asks nothing of the machine for them.
 void Engine::Impl::swap_weights(std::unique_lock<std::mutex>& lock) {
     Order& mine = *order;
     const int64_t version = facts.version + 1;
-    stepping = true;
+    stepping = mine.begun = true;
+    const std::string path = mine.checkpoint->path();
     lock.unlock();
-    std::string path;
-    try {
-        path = mine.checkpoint->path();
+    const auto load = [&] {
+        machine.use_on_this_thread();
         machine.replace(std::move(mine.checkpoint));
+    };
+    try {
+        std::future<void> loading = std::async(std::launch::async, load);
+        hear_until(loading);
+        loading.get();
         loop.change_weights(version);
     } catch (...) {
         mine.error = std::current_exception();
@@ -380,15 +334,11 @@ void Engine::resume() {
     impl_->wake_up();
 }
 
-void Engine::drain() {
-    impl_->refuse_in_sink("drain");
-    std::unique_lock lock(impl_->mutex);
-    impl_->draining = true;
-    impl_->wake_up();
-    impl_->changed.wait(lock, [this] { return impl_->quiet; });
-}
+void Engine::drain(WorkBudget* work) { impl_->drain(work); }
 
-int64_t Engine::reload(const std::string& path) { return impl_->reload(open_checkpoint(path)); }
-int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint) { return impl_->reload(std::move(checkpoint)); }
+int64_t Engine::reload(const std::string& path, WorkBudget* work) { return impl_->reload(open_checkpoint(path), work); }
+int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work) {
+    return impl_->reload(std::move(checkpoint), work);
+}
 
 }  // namespace riptide

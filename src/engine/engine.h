@@ -48,7 +48,8 @@ struct EngineOptions : SessionOptions {
     /// machine. Its SHA-256 is remembered in this file (base/digest_memo.h) and in `digests` in the tier's folder;
     /// empty: there alone.
     std::string digests;
-    /// Who hears that it has been computed, or why not; on the engine's thread.
+    /// Who hears that it has been computed, or why not. This and on_disk_problem: on the engine's thread, or on one
+    /// that loads other weights, never on both at a time.
     std::function<void(const std::string& news)> on_disk_news;
 };
 
@@ -129,9 +130,9 @@ class Engine {
     /// `work` counts what is done before it returns, and ends it at the request's deadline (WorkLate); null: budgets of
     /// their own.
     RequestId submit(Request request, Sink sink, WorkBudget* work = nullptr);
-    /// Ends a request within one step, also one that is being scored: Done with reason cancelled for each answer not
-    /// complete. An id that has ended is
-    /// ignored.
+    /// Ends a request within one step, also one that is being scored, and while the engine is paused or loads other
+    /// weights: Done with reason cancelled for each answer not complete. An id that has ended is ignored. A request's
+    /// deadline is heard in the same way.
     void cancel(RequestId id);
 
     EngineStats stats() const;
@@ -146,13 +147,15 @@ class Engine {
     void pause();
     /// Goes on after pause, takes requests again after drain.
     void resume();
-    /// Refuses new requests, lets the others end (a paused engine goes on), returns when none is left.
-    void drain();
+    /// Refuses new requests, lets the others end (a paused engine goes on), returns when none is left. `work` ends the
+    /// wait (WorkStopped), and then requests are taken again; null: nobody does.
+    void drain(WorkBudget* work = nullptr);
     /// Other weights of the same model (sizes, vocabulary), in place of these. Running answers end with the old weights
     /// first (even if paused), waiting requests start with the new ones; what the prefix cache holds is forgotten.
     /// Returns the new version. Throws Error with the old weights back in place if the new ones cannot be used.
-    int64_t reload(const std::string& path);
-    int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
+    /// `work` ends the wait (WorkStopped) until they are being loaded, and then nothing has changed; null: nobody does.
+    int64_t reload(const std::string& path, WorkBudget* work = nullptr);
+    int64_t reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work = nullptr);
 
   private:
     struct Impl;

@@ -69,6 +69,7 @@ struct Server::Impl {
     ApiContext context(Engine& on, const HttpRequest& request, const Known& known, WorkBudget& work) {
         RequestDefaults counted = defaults;
         counted.work = &work;
+        counted.received = request.received;
         return {on,
                 options,
                 std::move(counted),

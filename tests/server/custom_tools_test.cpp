@@ -1,5 +1,6 @@
 // Tools that take free text, and the text held to a form: by both of OpenAI's APIs.
 #include "base/json.h"
+#include "server/api/responses_request.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {
@@ -139,6 +140,36 @@ TEST_F(ServerCustomTools, free_text_needs_no_form) {
     EXPECT_EQ(plain.at("input"), text.at("input"));
 }
 
+TEST_F(ServerCustomTools, a_grammar_is_read_where_the_form_is_compiled_and_there_alone) {
+    WorkBudget work;
+    server::RequestDefaults defaults;
+    defaults.work = &work;
+    const json::object chat = {{"messages", {{{"role", "user"}, {"content", "x"}}}},
+                               {"tools", {chat_tool("note", kNote)}}};
+    EXPECT_EQ(server::parse_chat(chat, defaults).custom.at("note"), "tools[0].custom.format.grammar.definition");
+    for (const json::object& format : {lark(kNote), regex("[A-Z]{2,900}")})
+        EXPECT_TRUE(
+            server::parse_responses(asks(tool(format)), defaults, nullptr, "").generation.custom.contains("note"));
+    EXPECT_EQ(work.steps_spent(), 0);
+    json::object other = tool(lark("start: a"));
+    other["name"] = "other";
+    json::object two = asks(tool(regex("[a-z]{3}")));
+    two["tools"].as_array().push_back(other);
+    EXPECT_EQ(post("/v1/responses", two).status, 200) << "only the other may be called";
+    two["tool_choice"] = "auto";
+    two["tools"].as_array().insert(two["tools"].as_array().begin(), json::object{{"type", "web_search"}});
+    const Answer refused = post("/v1/responses", two);
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(refused.param(), "tools[2].format.definition") << refused.body;
+    EXPECT_NE(refused.body.find("\"tools[2].format.definition: grammar, line 1"), std::string::npos) << refused.body;
+    two["tools"].as_array().pop_back();
+    other["format"] = regex("(?<=a)b");
+    two["tools"].as_array().push_back(other);
+    const Answer pattern = post("/v1/responses", two);
+    EXPECT_EQ(pattern.param(), "tools[2].format.definition") << pattern.body;
+    EXPECT_EQ(pattern.body.find("#/properties"), std::string::npos) << pattern.body;
+}
+
 TEST_F(ServerCustomTools, a_grammar_that_cannot_be_held_is_refused_by_its_field) {
     const auto refused = [&](const json::object& format) {
         const Answer answer = post("/v1/responses", asks(tool(format)));
@@ -154,6 +185,7 @@ TEST_F(ServerCustomTools, a_grammar_that_cannot_be_held_is_refused_by_its_field)
     EXPECT_EQ(refused({{"type", "grammar"}, {"syntax", "regex"}}), "tools[0].format.definition");
     EXPECT_EQ(refused({{"type", "yaml"}}), "tools[0].format.type");
     json::object many = asks(tool({}));
+    many["tool_choice"] = "required";
     const std::string large = "start: \"a\" //" + std::string(200 << 10, '-');
     for (const char* name : {"a", "b", "c"}) {
         json::object one = tool(lark(large));

@@ -53,6 +53,10 @@ struct Job {
     bool prompt_kept = false;  // the last cut is in the cache
     bool sink_failed = false;
 
+    /// What each answer ends with once `deadline` has passed.
+    Failed late() const {
+        return {ErrorKind::unavailable, fmt::format("the deadline of {} ms has passed", deadline->count())};
+    }
     /// Calls the sink, unless it has thrown before.
     void emit(const Answer& answer, EventBody body, bool ends = false);
     /// Valid until the next call. The engine thread's.

@@ -120,6 +120,13 @@ void EngineLoop::cancel(Job& job) {
         if (answer->scheduled != 0) scheduler_.cancel(answer->scheduled);
 }
 
+void EngineLoop::expire() {
+    do {
+        close_departed();  // brings up answers that were held back, which are late as well
+        scheduler_.expire(now_us());
+    } while (!departed_.empty());
+}
+
 /// The request's own fault, or bad luck: it ends, and nobody else.
 void EngineLoop::fail(Answer& answer, ErrorKind kind, const std::string& message) {
     if (!answer.failure) answer.failure = Failed{kind, message};
@@ -134,9 +141,7 @@ void EngineLoop::close_departed() {
         answer->scheduled = 0;
         if (answer->index() == 0) release_held(job);
         if (answer->start_us < 0) --waiting;
-        if (why == Leaving::deadline)
-            answer->failure =
-                Failed{ErrorKind::unavailable, fmt::format("the deadline of {} ms has passed", job.deadline->count())};
+        if (why == Leaving::deadline) answer->failure = job.late();
         if (why == Leaving::cancelled) answer->reason = FinishReason::cancelled;
         ++(answer->failure ? stats_.failed : why == Leaving::cancelled ? stats_.cancelled : stats_.finished);
         answer->close(now_us(), version_);

@@ -52,6 +52,10 @@ class EngineLoop {
     /// Ends a request that was never added: with its answers failed, or (empty) cancelled.
     void refuse(std::unique_ptr<Job> job, const std::optional<Failed>& failure);
     void cancel(RequestId id);
+    /// Ends what is past its deadline, between steps; step() does that too.
+    void expire();
+    /// Of all requests that are left, by now_us(); the largest number if none has one.
+    int64_t nearest_deadline() const;
     /// Runs one step, or several ahead. REQUIRES !idle().
     void step();
     /// Ends everything, each answer with Failed, or (null) Done as cancelled. The loop cannot step afterwards.
@@ -177,7 +181,6 @@ class EngineLoop {
     void conclude(Answer& answer, int32_t next);
     static std::string no_token(int64_t position);
     void damaged(Answer& answer, const std::string& message);
-    int64_t nearest_deadline() const;
 
     Machine& machine_;
     std::function<bool()> interrupted_;

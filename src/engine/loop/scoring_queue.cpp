@@ -1,5 +1,7 @@
 #include "engine/loop/scoring_queue.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -39,17 +41,20 @@ std::unique_ptr<Job> ScoringQueue::remove(RequestId id) {
     return job;
 }
 
-std::vector<ScoringQueue::Scored> ScoringQueue::take_scored() {
+std::vector<ScoringQueue::Scored> ScoringQueue::take_scored(int64_t now_us) {
     const std::lock_guard lock(mutex_);
     std::vector<Scored> out;
     for (auto entry = jobs_.begin(); entry != jobs_.end();) {
         auto& [job, task] = entry->second;
-        if (task->over) {
-            out.push_back({std::move(job), task->failed});
-            entry = jobs_.erase(entry);
-        } else {
+        const bool late = job->deadline_us <= now_us;
+        if (!task->over && !late) {
             ++entry;
+            continue;
         }
+        task->cancel = true;
+        const std::optional<Failed> failed = late ? job->late() : task->failed;
+        out.push_back({std::move(job), failed});
+        entry = jobs_.erase(entry);
     }
     return out;
 }
@@ -68,6 +73,13 @@ std::vector<std::unique_ptr<Job>> ScoringQueue::remove_all() {
 int64_t ScoringQueue::size() const {
     const std::lock_guard lock(mutex_);
     return std::ssize(jobs_);
+}
+
+int64_t ScoringQueue::nearest_deadline() const {
+    const std::lock_guard lock(mutex_);
+    int64_t nearest = std::numeric_limits<int64_t>::max();
+    for (const auto& [id, entry] : jobs_) nearest = std::min(nearest, entry.first->deadline_us);
+    return nearest;
 }
 
 std::shared_ptr<ScoringQueue::Task> ScoringQueue::next() const {

@@ -25,7 +25,7 @@ class ScoringQueue {
   public:
     struct Scored {
         std::unique_ptr<Job> job;      // its plan is complete, unless
-        std::optional<Failed> failed;  // the scorer failed
+        std::optional<Failed> failed;  // the scorer failed, or the job's deadline has passed
     };
 
     /// `on_scored` is called on the queue's thread. The compressor must outlive the queue.
@@ -39,9 +39,12 @@ class ScoringQueue {
     void add(std::unique_ptr<Job> job);
     /// At once, though the scorer may still be at it: whatever it says is dropped. Null if it is not here.
     std::unique_ptr<Job> remove(RequestId id);
-    std::vector<Scored> take_scored();
+    /// Also those whose deadline has passed, as remove() does.
+    std::vector<Scored> take_scored(int64_t now_us);
     std::vector<std::unique_ptr<Job>> remove_all();
     int64_t size() const;
+    /// Of all that are here; the largest number if none has one.
+    int64_t nearest_deadline() const;
 
   private:
     struct Task {

@@ -16,6 +16,14 @@ std::string key_of(const AnswerFormat& format) {
                        format.text);
 }
 
+/// Until somebody else has made it. Throws what `work` (or null) does.
+template <class Value>
+void wait_for(const std::shared_future<Value>& made, WorkBudget* work) {
+    constexpr std::chrono::milliseconds kLook{1};
+    while (made.wait_for(kLook) != std::future_status::ready)
+        if (work != nullptr) work->look();
+}
+
 }  // namespace
 
 std::shared_ptr<Constraint> Constrainer::get(const Tokenizer& tokenizer, const AnswerFormat& format, WorkBudget* work) {
@@ -56,9 +64,7 @@ Constrainer::Vocabulary Constrainer::vocabulary(const Tokenizer& tokenizer, Work
         }
         made = vocabulary_;
     }
-    constexpr std::chrono::milliseconds kLook{1};
-    while (made.wait_for(kLook) != std::future_status::ready)
-        if (work != nullptr) work->look();
+    wait_for(made, work);
     try {
         return made.get();
     } catch (...) {  // there was no memory for it: the next who asks may have more luck
@@ -71,24 +77,63 @@ Constrainer::Vocabulary Constrainer::vocabulary(const Tokenizer& tokenizer, Work
 std::shared_ptr<Constraint> Constrainer::find_or_make(const Tokenizer& tokenizer, const std::string& key,
                                                       WorkBudget* work, const std::function<Grammar()>& make) {
     const Vocabulary tree = vocabulary(tokenizer, work);
+    for (;;) {
+        std::promise<std::shared_ptr<Constraint>> told;
+        Made others;
+        {
+            const std::lock_guard lock(mutex_);
+            if (auto found = kept(key)) return found;
+            const auto [entry, mine] = making_.try_emplace(key);
+            if (mine) entry->second = told.get_future().share();
+            else others = entry->second;
+        }
+        if (!others.valid()) return make_for_all(key, make, tree, std::move(told));
+        wait_for(others, work);
+        try {
+            return others.get();
+        } catch (const GrammarError&) {
+            throw;
+        } catch (const std::exception&) {  // its maker's own affair
+        }
+    }
+}
+
+/// Null if it is not kept. REQUIRES the mutex.
+std::shared_ptr<Constraint> Constrainer::kept(const std::string& key) {
+    const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) { return entry.first == key; });
+    if (found == kept_.end()) return nullptr;
+    kept_.splice(kept_.begin(), kept_, found);
+    return found->second;
+}
+
+/// Compiles it without the mutex: only who asks for the same waits.
+std::shared_ptr<Constraint> Constrainer::make_for_all(const std::string& key, const std::function<Grammar()>& make,
+                                                      const Vocabulary& tree,
+                                                      std::promise<std::shared_ptr<Constraint>> told) {
+    std::shared_ptr<Constraint> made;
+    try {
+        made = Constraint::compile(make(), tree);
+    } catch (...) {
+        {
+            const std::lock_guard lock(mutex_);
+            making_.erase(key);
+        }
+        told.set_exception(std::current_exception());
+        throw;
+    }
+    Kept dropped;  // outlives the lock: nobody waits for what goes
     {
         const std::lock_guard lock(mutex_);
-        for (auto it = kept_.begin(); it != kept_.end(); ++it)
-            if (it->first == key) {
-                kept_.splice(kept_.begin(), kept_, it);
-                return it->second;
-            }
+        making_.erase(key);
+        kept_.emplace_front(key, made);
+        std::size_t bytes = 0, count = 0;
+        const auto too_many = std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) {
+            bytes += entry.second->bytes() + entry.first.size();
+            return ++count > 1 && (count > kMostKept || bytes > kMostBytes);
+        });
+        dropped.splice(dropped.end(), kept_, too_many, kept_.end());
     }
-    std::shared_ptr<Constraint> made = Constraint::compile(make(), tree);  // others need not wait for it
-    Kept dropped;                                                          // nor for what goes
-    const std::lock_guard lock(mutex_);
-    kept_.emplace_front(key, made);
-    std::size_t bytes = 0, count = 0;
-    const auto too_many = std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) {
-        bytes += entry.second->bytes() + entry.first.size();
-        return ++count > 1 && (count > kMostKept || bytes > kMostBytes);
-    });
-    dropped.splice(dropped.end(), kept_, too_many, kept_.end());
+    told.set_value(made);
     return made;
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <future>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,14 +19,16 @@
 
 namespace riptide {
 
-/// Thread-safe. Keeps what was asked for last, up to kMostKept and about kMostBytes.
+/// Thread-safe. Keeps what was asked for last, up to kMostKept and about kMostBytes. Who asks for what another is
+/// compiling waits for it. A form that is at fault (GrammarError) is so for all who wait; where its maker is stopped,
+/// is late, or has too little work or memory, one of them makes it.
 class Constrainer {
   public:
     static constexpr std::size_t kMostKept = 64, kMostBytes = std::size_t{128} << 20;
 
     /// Of plain text. Throws GrammarError. The tokenizer must be the same in all calls, and outlive this: the first
     /// call has the vocabulary's tree made of it, by a thread of its own. `work` counts what is done, and stops it, the
-    /// wait for that tree too; null: nobody does.
+    /// waits too; null: nobody does.
     std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const AnswerFormat& format, WorkBudget* work = nullptr);
     /// Of a chat's answer.
     std::shared_ptr<Constraint> get(const Tokenizer& tokenizer, const Dialect& dialect, const AnswerForm& form,
@@ -33,16 +36,21 @@ class Constrainer {
 
   private:
     using Vocabulary = std::shared_ptr<const TokenTrie>;
+    using Made = std::shared_future<std::shared_ptr<Constraint>>;
     using Kept = std::list<std::pair<std::string, std::shared_ptr<Constraint>>>;
 
     std::shared_ptr<Constraint> find_or_make(const Tokenizer& tokenizer, const std::string& key, WorkBudget* work,
                                              const std::function<Grammar()>& make);
+    std::shared_ptr<Constraint> kept(const std::string& key);
+    std::shared_ptr<Constraint> make_for_all(const std::string& key, const std::function<Grammar()>& make,
+                                             const Vocabulary& tree, std::promise<std::shared_ptr<Constraint>> told);
     Vocabulary vocabulary(const Tokenizer& tokenizer, WorkBudget* work);
 
     std::mutex mutex_;  // held for lookups only
     std::shared_future<Vocabulary> vocabulary_;
-    Kept kept_;             // the last used first
-    std::jthread builder_;  // of the vocabulary's tree; stopped and joined before all else goes
+    Kept kept_;                           // the last used first
+    std::map<std::string, Made> making_;  // what is being compiled
+    std::jthread builder_;                // of the vocabulary's tree; stopped and joined before all else goes
 };
 
 /// What may come at one place of an answer of a given form. Cheap to copy.

@@ -123,7 +123,9 @@ Scheduler::Request* Scheduler::last_running() const {
 
 // Coming and going.
 
-void Scheduler::expire() {
+void Scheduler::expire(int64_t now_us) {
+    RT_ASSERT(!in_step_);
+    now_ = std::max(now_, now_us);
     Requests late;
     for (const auto& [id, r] : requests_)
         if (r->asked.deadline_us <= now_) late.push_back(r.get());

@@ -52,6 +52,8 @@ class Scheduler {
     /// sits out it may be preempted, like others.
     void sit_out(RequestId id, bool out);
 
+    /// Ends what is past its deadline; plan() does that too. REQUIRES the last plan settled or abandoned.
+    void expire(int64_t now_us);
     /// Ends what is past its deadline, starts requests, chooses rows. REQUIRES the last plan settled or abandoned.
     const StepPlan& plan(int64_t now_us);
     /// Room for more steps like the planned one before settle(), if all that run decode a row each without drafts: each
@@ -87,7 +89,6 @@ class Scheduler {
   private:
     struct Request;
     using Requests = std::vector<Request*>;
-    void expire();
     void admit();
     bool make_room(const Request& request);
     bool fits(const Request& request);

@@ -7,11 +7,9 @@
 namespace riptide {
 
 const StepPlan& Scheduler::plan(int64_t now_us) {
-    RT_ASSERT(!in_step_);
-    now_ = std::max(now_, now_us);
+    expire(now_us);
     ++step_;
     in_step_ = true;
-    expire();
     admit();
     plan_decode();
     plan_prompts();

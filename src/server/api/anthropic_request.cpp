@@ -275,7 +275,7 @@ bool goes_on_with_last(const ChatPrompt& prompt, const Fields& fields) {
 GenerationRequest parse_messages(json::object body, const RequestDefaults& defaults, MessagesFor purpose) {
     const Fields fields(body);
     GenerationRequest out;
-    out.until = parse_timeout(fields, defaults.work);
+    out.until = parse_timeout(fields, defaults);
     Request& request = out.prompts.emplace_back();
     SamplingParams& sampling = request.sampling = defaults.sampling;
     sampling.temperature = fields.number("temperature").value_or(sampling.temperature);

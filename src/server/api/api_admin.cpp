@@ -42,7 +42,7 @@ HttpReply post_pause(const ApiContext& ctx, const HttpRequest& request) {
         refuse("mode", "mode: expected keep, abort or wait, found '{}'", mode.substr(0, 40));
     if (mode == "abort")
         for (const RequestId id : ctx.live.everybodys()) ctx.engine.cancel(id);
-    if (mode == "wait") ctx.engine.drain();
+    if (mode == "wait") ctx.engine.drain(&ctx.work);
     ctx.engine.pause();
     return {200, json::serialize(state_of(ctx))};
 }
@@ -60,10 +60,12 @@ HttpReply post_update_weights(const ApiContext& ctx, const HttpRequest& request)
         if (!path) path = fields.string(key);
     if (!path) refuse("weight_dir", "weight_dir: missing (a GGUF file or a folder of safetensors on this machine)");
     try {
-        const int64_t version = ctx.engine.reload(std::string(*path));
+        const int64_t version = ctx.engine.reload(std::string(*path), &ctx.work);
         json::object out = state_of(ctx);
         out["weights_version"] = version;
         return {200, json::serialize(out)};
+    } catch (const WorkStopped&) {
+        throw;
     } catch (const Error& error) {
         const bool broken = ctx.engine.stats().broken;
         throw ApiError(broken ? 500 : 400, error.what(), "weight_dir");

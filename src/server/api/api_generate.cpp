@@ -157,6 +157,8 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
         reply.events->close();
         reply.cancel();
         if (const auto* size = dynamic_cast<const PromptTooLong*>(&error)) throw too_long(*size, shape, field);
+        if (const auto* tool = dynamic_cast<const ToolError*>(&error))
+            if (const auto named = grammar_error(*tool, asked.custom)) throw ApiError(*named);
         throw from_engine(error);
     }
 }

@@ -5,8 +5,6 @@
 #include "base/json.h"
 #include "server/api/fields.h"
 #include "text/dialects/response_grammar.h"
-#include "text/grammar/grammar_regex.h"
-#include "text/structured/grammar_lark.h"
 
 namespace riptide::server {
 
@@ -21,12 +19,11 @@ std::string whole_pattern(std::string_view definition) {
     return fmt::format("^(?:{})$", definition);
 }
 
-/// Of the format of a custom tool: what its text must be, in the function or in the schema of `input`. Whether there is
-/// such a form.
-bool hold_input(const Fields& format, std::size_t& bytes, WorkBudget* work, json::object& function,
-                json::object& input) {
+/// Of the format of a custom tool: what its text must be, in the function or in the schema of `input`. Where in the
+/// format that stands; "" if there is no such form.
+std::string hold_input(const Fields& format, json::object& function, json::object& input) {
     const std::string_view type = format.string("type").value_or("text");
-    if (type == "text") return false;
+    if (type == "text") return {};
     if (type != "grammar")
         refuse(format.name("type"), "{}: expected text or grammar, found '{}'", format.name("type"),
                type.substr(0, 40));
@@ -37,46 +34,32 @@ bool hold_input(const Fields& format, std::size_t& bytes, WorkBudget* work, json
         refuse(grammar.name("syntax"), "{}: expected lark or regex, found '{}'", grammar.name("syntax"),
                syntax.substr(0, 40));
     const std::string_view definition = grammar.filled("definition");
-    bytes += syntax == "lark" ? definition.size() : 0;
-    if (bytes > kMostInputGrammars)
-        refuse(grammar.name("definition"), "{}: grammars of tools have {} bytes up to here, expected at most {} in all",
-               grammar.name("definition"), bytes, kMostInputGrammars);
-    try {
-        Grammar scratch(work);
-        if (syntax == "lark") {
-            add_lark(scratch, definition);
-            function[kInputGrammar] = {{"syntax", "lark"}, {"definition", definition}};
-        } else {
-            const std::string pattern = whole_pattern(definition);
-            add_regex(scratch, pattern, true);
-            input["pattern"] = pattern;
-        }
-    } catch (const GrammarError& error) {
-        refuse(grammar.name("definition"), "{}: {}", grammar.name("definition"), error.what());
-    }
-    return true;
+    if (syntax == "regex") input["pattern"] = whole_pattern(definition);
+    else function[kInputGrammar] = {{"syntax", "lark"}, {"definition", definition}};
+    return inner != nullptr ? "grammar.definition" : "definition";
 }
 
 }  // namespace
 
-json::object custom_function(const json::object& tool, const std::string& where, std::size_t& bytes, WorkBudget* work) {
+json::object custom_function(const json::object& tool, const std::string& where, const std::string& in_chat,
+                             CustomTools& custom) {
     const Fields fields(tool, where + ".");
     json::object input = {{"type", "string"}}, function = {{"name", fields.filled("name")}};
     const json::object* format = fields.object("format");
-    const bool held =
-        format != nullptr && hold_input(Fields(*format, where + ".format."), bytes, work, function, input);
+    const std::string held =
+        format != nullptr ? hold_input(Fields(*format, where + ".format."), function, input) : std::string();
     if (const auto text = fields.string("description")) function["description"] = *text;
     function["parameters"] = {{"type", "object"},
                               {"properties", {{"input", std::move(input)}}},
                               {"required", {"input"}},
                               {"additionalProperties", false}};
-    function["strict"] = held;
+    function["strict"] = !held.empty();
+    custom.emplace(fields.filled("name"), held.empty() ? std::string() : in_chat + ".format." + held);
     return {{"type", "function"}, {"function", std::move(function)}};
 }
 
-json::array with_custom_functions(const json::array& tools, CustomNames& names, WorkBudget* work) {
+json::array with_custom_functions(const json::array& tools, CustomTools& custom) {
     json::array out;
-    std::size_t bytes = 0;
     for (const json::value& tool : tools) {
         const json::object* object = tool.if_object();
         const json::value* type = object != nullptr ? object->if_contains("type") : nullptr;
@@ -87,10 +70,17 @@ json::array with_custom_functions(const json::array& tools, CustomNames& names, 
         }
         const json::object* inner = Fields(*object, where + ".").object("custom");
         if (inner == nullptr) refuse(where + ".custom", "{}.custom: missing", where);
-        out.push_back(custom_function(*inner, where + ".custom", bytes, work));
-        names.emplace(std::string_view(inner->at("name").as_string()));
+        out.push_back(custom_function(*inner, where + ".custom", where + ".custom", custom));
     }
     return out;
+}
+
+std::optional<ApiError> grammar_error(const ToolError& error, const CustomTools& custom) {
+    const auto tool = custom.find(error.tool);
+    if (tool == custom.end() || tool->second.empty()) return std::nullopt;
+    std::string_view why = error.why;  // behind the place in a schema that the client has not written
+    if (const auto place = why.find(": "); why.starts_with('#') && place != why.npos) why.remove_prefix(place + 2);
+    return ApiError(400, fmt::format("{}: {}", tool->second, why), tool->second);
 }
 
 std::string text_of_input(std::string_view arguments) {

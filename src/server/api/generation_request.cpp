@@ -168,15 +168,19 @@ std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_l
     return out;
 }
 
-std::optional<std::chrono::steady_clock::time_point> parse_timeout(const Fields& fields, WorkBudget* work) {
+std::optional<std::chrono::steady_clock::time_point> parse_timeout(const Fields& fields,
+                                                                   const RequestDefaults& defaults) {
     constexpr double kMost = 1e9;  // as a clock's nanoseconds it fits into 63 bits
     const auto seconds = fields.number("timeout");
     if (!seconds) return std::nullopt;
     if (!(*seconds > 0 && *seconds <= kMost))
         refuse("timeout", "timeout is {}, expected seconds: more than 0 and at most {}", *seconds, kMost);
     const std::chrono::milliseconds time(static_cast<int64_t>(std::ceil(*seconds * 1000)));
-    const auto until = std::chrono::steady_clock::now() + time;
-    if (work != nullptr) work->end_at(until);
+    const auto until = defaults.received + time;
+    if (defaults.work != nullptr) {
+        defaults.work->end_at(until);
+        defaults.work->look();
+    }
     return until;
 }
 
@@ -229,7 +233,7 @@ json::array prepare_tools(const json::array& tools) {
 GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults) {
     const Fields fields(body);
     GenerationRequest out;
-    out.until = parse_timeout(fields, defaults.work);
+    out.until = parse_timeout(fields, defaults);
     Request& request = out.prompts.emplace_back();
     request.sampling = parse_sampling(fields, defaults);
     request.n = parse_n(fields);
@@ -253,7 +257,7 @@ GenerationRequest parse_chat(json::object body, const RequestDefaults& defaults)
     const ToolOffer offer = parse_tool_choice(fields, request.tool_choice);
     request.tool_choice.single = out.one_tool_call;
     if (const json::array* tools = fields.array("tools"); tools != nullptr && !offer.none)
-        prompt.tools = prepare_tools(with_custom_functions(*tools, out.custom, defaults.work));
+        prompt.tools = prepare_tools(with_custom_functions(*tools, out.custom));
     keep_offered(offer, prompt.tools);
     if (fields.array("messages") == nullptr) refuse("messages", "messages: missing");
     json::array& messages = body["messages"].get_array();
@@ -329,7 +333,7 @@ bool says_how_long(const Fields& fields) {
 GenerationRequest parse_completion(json::object body, const RequestDefaults& defaults, const Tokenizer* tokenizer) {
     const Fields fields(body);
     GenerationRequest out;
-    out.until = parse_timeout(fields, defaults.work);
+    out.until = parse_timeout(fields, defaults);
     refuse_unsupported(fields);
     const bool echo = fields.boolean("echo").value_or(false);
     Request request;

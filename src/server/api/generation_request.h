@@ -22,6 +22,7 @@ struct RequestDefaults {
     int64_t thinking_budget = -1;  // Request::thinking_budget
     json::object template_kwargs;  // of the template, where a request does not set them: ChatOptions::template_kwargs
     WorkBudget* work = nullptr;    // of one request: counts what reading it takes, and stops it; or null
+    std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();  // `timeout` counts from here
 };
 
 struct GenerationRequest {
@@ -30,7 +31,7 @@ struct GenerationRequest {
     std::string model;              // as the client calls it; may be empty
     std::string session;            // from the body; may be empty
     std::string cache_salt;         // requests with another one share no cache; may be empty
-    CustomNames custom;             // tools of a chat that take free text
+    CustomTools custom;             // tools of a chat that take free text
     std::optional<std::chrono::steady_clock::time_point> until;  // `timeout`: then all of it fails that is not over
     bool stream = false;
     bool include_usage = false;  // a last chunk of a stream with the usage
@@ -49,9 +50,11 @@ SamplingParams parse_sampling(const Fields& fields, const RequestDefaults& defau
 /// ApiError.
 std::optional<int64_t> parse_max_tokens(const Fields& fields, std::initializer_list<const char*> keys);
 
-/// `timeout`: how many seconds from here on the request may take. `work` (or null) hears of it. LiteLLM's proxy has the
-/// same field, and the clients that are made for it send it. Throws ApiError.
-std::optional<std::chrono::steady_clock::time_point> parse_timeout(const Fields& fields, WorkBudget* work);
+/// `timeout`: how many seconds from defaults.received on the request may take. defaults.work (or null) hears of it.
+/// LiteLLM's proxy has the same field, and the clients that are made for it send it. Throws ApiError; WorkLate, if that
+/// time has passed while the request waited for a worker.
+std::optional<std::chrono::steady_clock::time_point> parse_timeout(const Fields& fields,
+                                                                   const RequestDefaults& defaults);
 
 /// `compress`: what is to become of a long prompt (engine/compression/compression.h). A mode ("off", "auto", "always"),
 /// or an object with mode, keep, keep_tokens, above, positions ("compact", "original"), show (replies have the prompt

@@ -55,7 +55,7 @@ class ChatReply {
     std::string chunk_head_;  // what all chunks begin with, up to the choice's index
     const Tokenizer* tokenizer_;
     bool stream_, include_usage_, one_tool_call_, logprobs_;
-    CustomNames custom_;
+    CustomTools custom_;
     std::vector<Choice> choices_;
     UsageSum usage_;
     std::optional<ApiError> error_;

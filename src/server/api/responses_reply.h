@@ -51,7 +51,7 @@ class ResponseReply {
     ReplyFacts facts_;
     json::object echo_;
     std::map<std::string, std::string, std::less<>> namespaces_;
-    CustomNames custom_;
+    CustomTools custom_;
     json::array conversation_;
     Keep keep_;
     json::value temperature_, top_p_;

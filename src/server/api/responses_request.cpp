@@ -296,15 +296,17 @@ ResponsesRequest parse_responses(json::object body, const RequestDefaults& defau
         if (const json::value* value = fields.find(key)) chat[key] = *value;
     chat["messages"] = std::move(reader.messages);
     if (const json::value* most = fields.find("max_output_tokens")) chat["max_completion_tokens"] = *most;
-    if (const json::array* tools = fields.array("tools")) chat["tools"] = chat_tools(*tools, defaults.work, out);
+    if (const json::array* tools = fields.array("tools")) chat["tools"] = chat_tools(*tools, out);
     if (const json::value* choice = fields.find("tool_choice")) chat["tool_choice"] = chat_tool_choice(*choice);
     if (const json::object* text = fields.object("text"))
         if (const json::object* format = Fields(*text, "text.").object("format"))
             chat["response_format"] = chat_format(*format);
     add_reasoning(fields, chat, out);
     out.echo = echoed_fields(body);
+    CustomTools custom = std::move(out.generation.custom);  // functions, to the chat
     try {
         out.generation = parse_chat(std::move(chat), defaults);
+        out.generation.custom = std::move(custom);
     } catch (const ApiError& error) {
         throw in_its_words(error, out.origins);
     }

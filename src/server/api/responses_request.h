@@ -16,7 +16,6 @@ struct ResponsesRequest {
     /// What the reply repeats: instructions, tools, reasoning, ... as they were sent.
     json::object echo;
     std::map<std::string, std::string, std::less<>> namespaces;  // of functions that came in one: name -> namespace
-    CustomNames custom;                                          // tools that take free text, by name
     bool summary = false;                                        // the reasoning is wanted as a summary too
     bool sealed = false;                                         // and as encrypted_content
     bool store = true;                                           // later requests may refer to this one

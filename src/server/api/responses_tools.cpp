@@ -48,16 +48,15 @@ std::string string_of(const json::object& item, std::string_view key) {
     return value != nullptr && value->is_string() ? std::string(value->get_string()) : std::string();
 }
 
-json::array chat_tools(const json::array& tools, WorkBudget* work, ResponsesRequest& out) {
+json::array chat_tools(const json::array& tools, ResponsesRequest& out) {
     json::array functions;
-    std::size_t bytes = 0;  // of grammars
     const auto is_ours = [](const json::object& tool) {
         return item_type(tool) == "function" || item_type(tool) == "custom";
     };
     const auto add = [&](const json::object& tool, const std::string& where) {
-        const bool custom = item_type(tool) == "custom";
-        functions.push_back(custom ? custom_function(tool, where, bytes, work) : chat_function(tool));
-        if (custom) out.custom.insert(string_of(tool, "name"));
+        const std::string in_chat = fmt::format("tools[{}]", functions.size());
+        functions.push_back(item_type(tool) == "custom" ? custom_function(tool, where, in_chat, out.generation.custom)
+                                                        : chat_function(tool));
         out.origins.tools.push_back({where, tool.contains("function") ? where + ".function" : where});
     };
     for (std::size_t i = 0; i < tools.size(); ++i) {

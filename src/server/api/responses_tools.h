@@ -14,9 +14,8 @@ std::string_view item_type(const json::object& item);
 std::string string_of(const json::object& item, std::string_view key);
 
 /// Functions, also in namespaces, and custom tools as functions (custom_tools.h). Others are left out. Fills
-/// `namespaces`, `custom` and `origins.tools`. Throws ApiError for a custom tool's grammar that cannot be held, and for
-/// namesakes. `work`: RequestDefaults::work.
-json::array chat_tools(const json::array& tools, WorkBudget* work, ResponsesRequest& out);
+/// `namespaces`, `generation.custom` and `origins.tools`. Throws ApiError, also for namesakes.
+json::array chat_tools(const json::array& tools, ResponsesRequest& out);
 /// {"type": "function" or "custom", "name"} -> {"type": "function", "function": {"name"}}; others as they are.
 json::value chat_tool_choice(const json::value& choice);
 

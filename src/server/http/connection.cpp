@@ -216,6 +216,7 @@ net::awaitable<bool> Connection::serve(Input& in) {
 net::awaitable<Outcome> Connection::handle(HttpRequest request) {
     work_ = std::stop_source();
     request.stop = work_.get_token();
+    request.received = Clock::now();
     auto work = [&shared = shared_, &request]() -> net::awaitable<Outcome> {
         co_return shared.handlers.handle(std::move(request));
     };

@@ -1,6 +1,7 @@
 // What goes in and out of the HTTP server: plain structs, no library types.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,7 +22,8 @@ struct HttpRequest {
     std::string method, path, query;  // path and query as sent, without the '?'
     Headers headers;                  // names in lower case
     std::string body;
-    std::stop_token stop;  // asked for once nobody waits for the reply
+    std::stop_token stop;                                 // asked for once nobody waits for the reply
+    std::chrono::steady_clock::time_point received = {};  // when it was there, to its end
 
     /// The first field of this (lower-case) name, or "".
     std::string_view header(std::string_view name) const {

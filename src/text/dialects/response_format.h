@@ -39,6 +39,14 @@ class FormError : public GrammarError {
     std::string field;  // AnswerFormat's
 };
 
+/// What is wrong with a tool, or with what holds its arguments.
+class ToolError : public GrammarError {
+  public:
+    ToolError(std::string tool_, const std::string& why_)
+        : GrammarError(fmt::format("tools: '{}': {}", tool_, why_)), tool(std::move(tool_)), why(why_) {}
+    std::string tool, why;  // its name; and "" or the place in its schema ("#/properties/x: "), and what is wrong
+};
+
 /// Whether tools are called.
 struct ToolChoice {
     enum class Kind {

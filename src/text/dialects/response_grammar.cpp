@@ -106,13 +106,13 @@ class AnswerWriter {
         static const json::value kNothing = json::object();
         lark_bytes_ += lark_of(function).size();
         if (lark_bytes_ > kMostInputGrammars)
-            throw GrammarError(fmt::format("tools: grammars of {} bytes up to '{}', expected at most {} in all",
-                                           lark_bytes_, name, kMostInputGrammars));
+            throw ToolError(name, fmt::format("grammars of tools have {} bytes up to here, expected at most {} in all",
+                                              lark_bytes_, kMostInputGrammars));
         const OfferedTool offered{name, schema != nullptr ? *schema : kNothing, is_strict(tool), lark_of(function)};
         try {
             return g_.sequence({g_.token("<tool_call>"), markup_.add_call(offered), g_.token("</tool_call>")});
         } catch (const GrammarError& error) {
-            throw GrammarError(fmt::format("tools: '{}': {}", name, error.what()));
+            throw ToolError(name, error.what());
         }
     }
 

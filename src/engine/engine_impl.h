@@ -1,0 +1,121 @@
+// The engine's queue and its thread: what callers and the thread share. Internal to the engine.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/loop/answer.h"
+#include "engine/loop/engine_loop.h"
+#include "engine/loop/job_maker.h"
+#include "engine/loop/scoring_queue.h"
+
+namespace riptide {
+
+struct Engine::Impl {
+    template <class Source>
+    Impl(std::unique_ptr<Source> source, const EngineOptions& options, ModelText model_text)
+        : text(std::move(model_text)),
+          machine(std::move(source), options),
+          loop(machine, [this] { return news.load() || (scoring && scoring->nearest_deadline() <= loop.now_us()); }),
+          compressor(make_compressor(text, options)),
+          maker(text, machine.options(), machine.model().info(), machine.context_length(), compressor.get()) {
+        const EngineOptions& o = machine.options();
+        facts.scorer = compressor ? o.scorer.name : "";
+        if (o.gpu) facts.memory = describe(machine.memory_plan(), o.k_dtype, o.v_dtype);
+        if (o.gpu && !o.scorer.memory.empty()) facts.memory = o.scorer.memory + "; " + facts.memory;
+        facts.compression = o.compression;
+        facts.model = machine.model().info();
+        if (machine.checkpoint() != nullptr) facts.path = machine.checkpoint()->path();
+        facts.context_length = machine.context_length();
+        facts.kv_tokens = o.kv_tokens;
+        facts.max_running = o.max_running;
+        facts.chunk_rows = o.chunk_rows;
+        facts.k_dtype = o.k_dtype;
+        facts.v_dtype = o.v_dtype;
+        facts.device = machine.device();
+        facts.chat = text.chats();
+        facts.no_chat = text.why_no_chats();
+        if (text.chats()) facts.chat_dialect = text.dialect()->name;
+        if (text.chat_template() != nullptr) facts.chat_traits = text.chat_template()->traits();
+        facts.stop_ids = text.stop_ids();
+        facts.makers = text.makers();
+        loop.report(stats);
+        if (compressor) scoring = std::make_unique<ScoringQueue>(*compressor, [this] { hear_scored(); });
+        thread = std::thread([this] { run(); });
+    }
+
+    static std::unique_ptr<Compressor> make_compressor(const ModelText& text, const EngineOptions& options);
+
+    RequestId enqueue(std::unique_ptr<Job> job, int64_t submitted_us);
+    void drain(WorkBudget* work);
+    int64_t reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work);
+    void refuse_in_sink(const char* what) const;
+
+    void wake_up() {  // under the mutex
+        news = true;
+        wake.notify_one();
+    }
+
+    /// Whether anything but a step is to be done for requests; under the mutex.
+    bool any_news() const {
+        return !inbox.empty() || !cancels.empty() || scored || nearest_deadline() <= loop.now_us();
+    }
+    int64_t nearest_deadline() const {
+        return scoring ? std::min(loop.nearest_deadline(), scoring->nearest_deadline()) : loop.nearest_deadline();
+    }
+
+    void hear_scored();
+    void run();
+    void take_scored();
+    void take_news(std::unique_lock<std::mutex>& lock);
+    void wait(std::unique_lock<std::mutex>& lock);
+    void hear_until(const std::future<void>& done);
+    void step(std::unique_lock<std::mutex>& lock);
+    void check_idle();
+    void swap_weights(std::unique_lock<std::mutex>& lock);
+    void end(std::unique_lock<std::mutex>& lock);
+
+    /// Weights to be swapped in, and what came of it.
+    struct Order {
+        std::unique_ptr<Checkpoint> checkpoint;
+        bool begun = false, done = false;
+        std::exception_ptr error = {};
+    };
+
+    const ModelText text;
+    Machine machine;                         // the engine thread's
+    EngineLoop loop;                         // the engine thread's; only `waiting` is everybody's
+    std::unique_ptr<Compressor> compressor;  // null: prompts are never compressed
+    const JobMaker maker;
+
+    // Everybody's, under the mutex.
+    mutable std::mutex mutex;
+    std::condition_variable wake, changed;  // of the engine thread; of those who wait for it
+    std::vector<std::unique_ptr<Job>> inbox;
+    std::vector<RequestId> cancels;
+    bool paused = false, draining = false, stopping = false;
+    bool scored = false;    // prompts have come back from the scorer
+    bool stepping = false;  // the engine thread works without the mutex
+    bool quiet = true;      // no request is left
+    Order* order = nullptr;
+    std::string failure;  // why the engine has ended; empty while it has not
+    RequestId last_id = 0;
+    int64_t refused = 0, retry_after_us = 0;
+    EngineInfo facts;
+    EngineStats stats;
+
+    std::atomic<bool> news = false;  // something above waits for the engine thread
+    std::thread thread;
+    std::unique_ptr<ScoringQueue> scoring;  // the engine thread's; beside compressor
+};
+
+}  // namespace riptide
