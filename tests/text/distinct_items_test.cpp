@@ -111,6 +111,20 @@ TEST(DistinctItems, what_is_valid_is_taken_and_no_item_twice) {
         {R"({"type": "array", "uniqueItems": true, "items": {"enum": [1,2,3,4,5,6,7,8,"9",[10],null]}, "minItems": 2})",
          {R"([1,"9",[10],null])"},
          {"[1]", "[1,1]", "[[10],[10]]", "[11,1]"}},
+        // Where there is another way to be valid, items may be the same in that one.
+        {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, "uniqueItems": true},
+                       {"type": "array", "items": {"type": "string"}, "maxItems": 2}]})",
+         {R"(["a","a"])", R"(["a","b","c"])", R"(["a"])"},
+         {R"(["a","a","b"])", R"(["a","b","a"])"}},
+        {R"({"anyOf": [{"properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}}},
+                       {"properties": {"a": {"type": "array", "items": {"type": "integer", "maximum": 12}}}}],
+             "type": "object"})",
+         {R"({"a":[1,1]})", R"({"a":[13,1]})", R"({"a":[1,12,1]})"},
+         {R"({"a":[13,1,1]})", R"({"a":[1,13,13]})", R"({"a":[1,1,13]})"}},
+        {R"({"anyOf": [{"type": "array", "items": {"type": "string"}, "uniqueItems": true}, {"type": "array",
+             "items": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}}]})",
+         {"[[1,2],[1,2]]", R"(["a"])"},
+         {"[[1,1]]", "[[1,2],[2,2]]", R"(["a","a"])"}},
     };
     for (const ItemCase& c : cases) {
         const auto constraint = items_constraint(c.schema);

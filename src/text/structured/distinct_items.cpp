@@ -30,6 +30,7 @@ DistinctReader::Place DistinctReader::begin(std::shared_ptr<const DistinctItems>
             .quoted = from_->quoted,
             .escaped = from_->escaped,
             .depth = from_->depth,
+            .origin = from_->origin,
             .length = static_cast<uint32_t>(bytes_.size())};
 }
 
@@ -39,58 +40,79 @@ const DistinctItems::Said& DistinctReader::said_before() const {
     return from_ && from_->said ? *from_->said : nothing;
 }
 
-bool DistinctReader::step(Place& place, State state, uint8_t byte) {
+DistinctReader::State DistinctReader::advance(Place& place, State state, uint8_t byte) {
+    const uint16_t symbol = automaton_.class_of(byte);
+    const State next = recognizer_.advance(state, symbol);
+    if (next == Recognizer::kDead) return next;
     bytes_.resize(place.length);
     bytes_.push_back(static_cast<char>(byte));
     ++place.length;
+    const uint32_t ended = place.items;
+    follow(place, state, byte);
+    const bool whole = place.items != ended || (place.at == At::inside && !place.quoted && place.depth == 0);
+    return whole && is_said(place) ? recognizer_.advance_within(state, symbol, place.origin) : next;
+}
+
+/// The place behind a byte.
+void DistinctReader::follow(Place& place, State state, uint8_t byte) {
+    if (place.at == At::inside && recognizer_.at_item(state) && !recognizer_.in_item(state, place.origin))
+        place.at = At::outside;  // what differs here are the items of an array within this one
     if (place.at == At::inside && place.quoted) {
         if (place.escaped) place.escaped = false;
         else if (byte == '\\') place.escaped = true;
         else if (byte == '"') place.quoted = false;
-        return place.quoted || place.depth > 0 || end_item(place, place.length);
+        if (!place.quoted && place.depth == 0) end_item(place, place.length);
+        return;
     }
-    if (place.at == At::inside && place.depth == 0 && (byte == ',' || byte == ']' || is_json_space(byte)) &&
-        !end_item(place, place.length - 1))  // a number or a word
-        return false;
+    if (place.at == At::inside && place.depth == 0 && (byte == ',' || byte == ']' || is_json_space(byte)))
+        end_item(place, place.length - 1);  // a number or a word
     if (place.at == At::inside) {
         if (byte == '"') place.quoted = true;
         else if (byte == '[' || byte == '{') ++place.depth;
-        else if ((byte == ']' || byte == '}') && --place.depth == 0) return end_item(place, place.length);
-        return true;
+        else if ((byte == ']' || byte == '}') && --place.depth == 0) end_item(place, place.length);
+        return;
     }
-    if (place.at == At::between && byte == ']') {
-        place.at = At::outside;
-    } else if (recognizer_.at_item(state) && byte != ']' && byte != ',' && !is_json_space(byte)) {
-        if (place.at == At::outside) {
-            place.same_array = false;
-            place.first_item = place.items;
-        }
-        place.at = At::inside;
-        place.start = place.length - 1;
-        place.quoted = byte == '"';
-        place.depth = byte == '[' || byte == '{';
-    }
-    return true;
+    if (byte == ',' || is_json_space(byte)) return;
+    if (byte != ']' && recognizer_.at_item(state) && recognizer_.begins_item(state, automaton_.class_of(byte)))
+        return begin_item(place, state, byte);
+    place.at = At::outside;
 }
 
-/// False if the item has been said.
-bool DistinctReader::end_item(Place& place, uint32_t end) {
-    const std::string_view bytes = bytes_, text = bytes.substr(place.start, end - place.start);
-    const bool brackets = has_brackets(text);
-    const std::string key = brackets ? key_of(text) : "";
-    if (place.same_array) {
-        const std::vector<std::string>& known = brackets ? said_before().keys : said_before().texts;
-        if (std::binary_search(known.begin(), known.end(), brackets ? std::string_view(key) : text)) return false;
+void DistinctReader::begin_item(Place& place, State state, uint8_t byte) {
+    if (place.at == At::outside) {
+        place.same_array = false;
+        place.first_item = place.items;
     }
-    for (uint32_t i = place.first_item; i < place.items; ++i) {
-        const std::string_view other = bytes.substr(items_[i].first, items_[i].second - items_[i].first);
-        if (other == text || (brackets && has_brackets(other) && key_of(other) == key)) return false;
-    }
+    place.at = At::inside;
+    place.origin = state;
+    place.start = place.length - 1;
+    place.quoted = byte == '"';
+    place.depth = byte == '[' || byte == '{';
+}
+
+void DistinctReader::end_item(Place& place, uint32_t end) {
     items_.resize(place.items);
     items_.emplace_back(place.start, end);
     ++place.items;
     place.at = At::between;
-    return true;
+}
+
+/// Whether the item has been said before that has ended, or whose text so far may be all of it.
+bool DistinctReader::is_said(const Place& place) const {
+    const bool over = place.at != At::inside;
+    const uint32_t others = over ? place.items - 1 : place.items;
+    const std::string_view bytes = bytes_;
+    const auto item = [&](uint32_t i) { return bytes.substr(items_[i].first, items_[i].second - items_[i].first); };
+    const std::string_view text = over ? item(others) : text_of(place);
+    const bool brackets = has_brackets(text);
+    const std::string key = brackets ? key_of(text) : "";
+    if (place.same_array) {
+        const std::vector<std::string>& known = brackets ? said_before().keys : said_before().texts;
+        if (std::binary_search(known.begin(), known.end(), brackets ? std::string_view(key) : text)) return true;
+    }
+    for (uint32_t i = place.first_item; i < others; ++i)
+        if (item(i) == text || (brackets && has_brackets(item(i)) && key_of(item(i)) == key)) return true;
+    return false;
 }
 
 /// Whether an item that has been said begins with what has been said of this one.
@@ -130,11 +152,11 @@ bool DistinctReader::goes_on(const Place& place, State state) {
         }
         const auto byte = static_cast<uint8_t>(top.next++);
         if (!top.place.quoted && is_json_space(byte)) continue;  // never needed
-        const State next = recognizer_.advance(top.state, automaton_.class_of(byte));
         recognizer_.count_work(1);
         Place to = top.place;
-        if (next == Recognizer::kDead || !step(to, top.state, byte)) continue;
-        // An item has ended that is new, or has left those that have been said.
+        const State next = advance(to, top.state, byte);
+        if (next == Recognizer::kDead) continue;
+        // An item has ended that may, or has left those that have been said.
         if (free(to) || (top.place.at == At::inside && to.at == At::between)) return true;
         open.push_back({to, next});
     }
@@ -154,6 +176,7 @@ std::shared_ptr<const DistinctItems> DistinctReader::at(const Place& place) cons
     out->quoted = place.quoted;
     out->escaped = place.escaped;
     out->depth = place.depth;
+    out->origin = place.origin;
     if (place.at == At::inside) out->text = text_of(place);
     if (place.same_array) out->said = from_->said;
     if (place.first_item == place.items) return out;

@@ -15,6 +15,7 @@ namespace riptide {
 
 /// What an answer has said of the array that it is in, between two tokens. Items are written in one way each, without
 /// spaces, so that equal texts are equal values; of what holds objects also the order of members may differ.
+/// Where the grammar has another way to read the array, items may be the same in that one.
 struct DistinctItems {
     enum class At : uint8_t { outside, between, inside };
     struct Said {
@@ -24,6 +25,7 @@ struct DistinctItems {
     At at = At::outside;
     bool quoted = false, escaped = false;  // inside: in a string; behind a backslash there
     int32_t depth = 0;                     // inside: brackets that are open within the item
+    Recognizer::State origin = 0;          // inside: the state in which the item began
     std::string text;                      // inside: of the item so far
     std::shared_ptr<const Said> said;      // null: nothing
 };
@@ -40,6 +42,7 @@ class DistinctReader {
         bool quoted = false, escaped = false;
         bool same_array = true;  // as where the walk began
         int32_t depth = 0;
+        State origin = 0;                    // where the item began
         uint32_t length = 0, start = 0;      // of the bytes so far; where the item began
         uint32_t first_item = 0, items = 0;  // of this array that have ended on the way: [first_item, items)
     };
@@ -50,12 +53,12 @@ class DistinctReader {
 
     /// Null: outside.
     Place begin(std::shared_ptr<const DistinctItems> from);
-    /// Goes on by a byte that the grammar takes in `state`. False if it ends an item that has been said.
-    bool step(Place& place, State state, uint8_t byte);
+    /// The state behind a byte, where no item that has been said can end once more; kDead if it cannot come.
+    State advance(Place& place, State state, uint8_t byte);
     /// Whether an answer at this place can be completed. REQUIRES: the grammar can be in `state`. Cost: a few hundred
     /// transitions, unless nearly all that may be said has been.
     bool goes_on(const Place& place, State state);
-    /// Whether steps behind this place could make one of both false, if they are by text of these kinds.
+    /// Whether texts of these kinds behind this place could be refused though the grammar takes them.
     bool may_matter(const Place& place, State state, TokenTrie::Kinds kinds) const;
     /// What it has read on the way to this place; null: it is outside.
     std::shared_ptr<const DistinctItems> at(const Place& place) const;
@@ -64,7 +67,10 @@ class DistinctReader {
     std::string_view text_of(const Place& place) const {
         return std::string_view(bytes_).substr(place.start, place.length - place.start);
     }
-    bool end_item(Place& place, uint32_t end);
+    void follow(Place& place, State state, uint8_t byte);
+    void begin_item(Place& place, State state, uint8_t byte);
+    void end_item(Place& place, uint32_t end);
+    bool is_said(const Place& place) const;
     bool begins_said(const Place& place) const;
 
     const Automaton& automaton_;

@@ -15,6 +15,12 @@ Recognizer::Recognizer(const Automaton& automaton, int64_t most_work)
 }
 
 Recognizer::State Recognizer::compute(State state, uint16_t symbol) {
+    const State next = make_next(state, symbol);
+    rows_[static_cast<std::size_t>(state) * width_ + symbol] = next;
+    return next;
+}
+
+Recognizer::State Recognizer::make_next(State state, uint16_t symbol) {
     begin_state();
     work_ += std::ssize(at(state).kernel) + std::ssize(at(state).entered);
     const auto take = [&](int32_t node, int32_t origin) {
@@ -23,9 +29,46 @@ Recognizer::State Recognizer::compute(State state, uint16_t symbol) {
     };
     for (const Item& item : at(state).kernel) take(item.node, item.origin);
     for (const int32_t rule : at(state).entered) take(automaton_.start_of(rule), state);
-    const State next = finish();
-    rows_[static_cast<std::size_t>(state) * width_ + symbol] = next;
-    return next;
+    return finish();
+}
+
+Recognizer::State Recognizer::advance_within(State state, uint16_t symbol, State origin) {
+    struct Within {
+        State& place;
+        ~Within() { place = kDead; }
+    };
+    const Within within{unended_ = origin};
+    return make_next(state, symbol);
+}
+
+bool Recognizer::begins_item(State state, uint16_t symbol) const {
+    std::vector<int32_t> rules;
+    for (const int32_t rule : at(state).entered)
+        if (automaton_.distinct(rule)) rules.push_back(rule);
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+        const int32_t start = automaton_.start_of(rules[i]);
+        for (const Automaton::Edge& edge : automaton_.edges(start))
+            if (edge.low <= symbol && symbol <= edge.high) return true;
+        for (const Automaton::Call& call : automaton_.calls(start))
+            if (std::find(rules.begin(), rules.end(), call.rule) == rules.end()) rules.push_back(call.rule);
+    }
+    return false;
+}
+
+bool Recognizer::in_item(State state, State origin) const {
+    std::vector<Item> todo = items(state);
+    for (std::size_t i = 0; i < todo.size(); ++i) {
+        const Item item = todo[i];
+        const int32_t rule = automaton_.rule_of(item.node);
+        if (item.origin == origin && automaton_.distinct(rule)) return true;
+        if (item.origin < 0) continue;
+        const std::vector<Waiting>& waiting = at(item.origin).waiting;
+        auto w = std::lower_bound(waiting.begin(), waiting.end(), rule,
+                                  [](const Waiting& a, int32_t r) { return a.rule < r; });
+        for (; w != waiting.end() && w->rule == rule; ++w)
+            if (std::find(todo.begin(), todo.end(), w->item) == todo.end()) todo.push_back(w->item);
+    }
+    return false;
 }
 
 void Recognizer::count_work(int64_t steps) {
@@ -52,6 +95,7 @@ void Recognizer::add(Item item) {
 }
 
 void Recognizer::end_rule(int32_t rule, int32_t origin) {
+    if (unended_ != kDead && origin == unended_ && automaton_.distinct(rule)) return;
     if (origin == kTop) {
         made_.accepts = true;
     } else if (origin == kUnknown) {

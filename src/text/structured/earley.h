@@ -42,9 +42,14 @@ class Recognizer {
         const State known = rows_[static_cast<std::size_t>(state) * width_ + symbol];
         return known >= 0 ? known : compute(state, symbol);
     }
+    /// The same where items that all differ, and that began in `origin`, may not end with this byte.
+    State advance_within(State state, uint16_t symbol, State origin);
     bool accepts(State state) const { return at(state).accepts; }
     /// An item of an array whose items all differ may begin here.
     bool at_item(State state) const { return at(state).at_item; }
+    /// Whether it can begin with this; whether one that began in `origin` is being said, and more of it can follow.
+    bool begins_item(State state, uint16_t symbol) const;
+    bool in_item(State state, State origin) const;
     /// Nothing can follow.
     bool exhausted(State state) const { return at(state).kernel.empty(); }
 
@@ -88,6 +93,7 @@ class Recognizer {
 
     const Data& at(State state) const { return states_[static_cast<std::size_t>(state)]; }
     State compute(State state, uint16_t symbol);
+    State make_next(State state, uint16_t symbol);
     void begin_state();
     void add(Item item);
     void end_rule(int32_t rule, int32_t origin);
@@ -108,7 +114,8 @@ class Recognizer {
     int64_t work_ = 0;
     WorkBudget* budget_ = nullptr;
 
-    // The state being made.
+    // The state being made. unended_: where the items began that may not end; kDead: none.
+    State unended_ = kDead;
     std::vector<Item> items_;
     Data made_;
 };

@@ -187,10 +187,10 @@ std::shared_ptr<const TokenMask> ConstraintState::Table::distinct_mask(State sta
     places[0] = from;
     for (int32_t i = 1; i < nodes[0].end;) {
         const TokenTrie::Node& node = nodes[static_cast<std::size_t>(i)];
-        const State before = path[node.depth - 1u], next = recognizer.advance(before, class_of[node.byte]);
-        recognizer.count_work(Recognizer::kKnown);
         DistinctReader::Place place = places[node.depth - 1u];
-        if (next == Recognizer::kDead || !reader.step(place, before, node.byte)) {
+        const State next = reader.advance(place, path[node.depth - 1u], node.byte);
+        recognizer.count_work(Recognizer::kKnown);
+        if (next == Recognizer::kDead) {
             take_out(trie.ids(i));
             take_out(trie.ids_below(i));
             i = node.end;
@@ -220,10 +220,9 @@ ConstraintState::Table::State ConstraintState::Table::accept(State state, int32_
     if (bytes.empty()) return Recognizer::kDead;
     for (const char c : bytes) {
         const auto byte = static_cast<uint8_t>(c);
-        const State next = recognizer.advance(state, class_of[byte]);
-        if (next == Recognizer::kDead || (automaton.any_distinct() && !reader.step(place, state, byte)))
-            return Recognizer::kDead;
-        state = next;
+        state =
+            automaton.any_distinct() ? reader.advance(place, state, byte) : recognizer.advance(state, class_of[byte]);
+        if (state == Recognizer::kDead) return state;
     }
     return automaton.any_distinct() && !reader.goes_on(place, state) ? Recognizer::kDead : state;
 }
@@ -272,6 +271,11 @@ void ConstraintState::follow(WorkBudget* work) {
     recognizer.spend_from(work);
     recognizer.begin_work();
     if (table_ == impl.table) return;
+    if (items_ != nullptr) {
+        auto items = std::make_shared<DistinctItems>(*items_);
+        items->origin = recognizer.import(table_->recognizer, items->origin);
+        items_ = std::move(items);
+    }
     state_ = table_ == nullptr ? recognizer.start() : recognizer.import(table_->recognizer, state_);
     table_ = impl.table;
 }
