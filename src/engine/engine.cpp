@@ -34,20 +34,8 @@ struct Engine::Impl {
           loop(machine, [this] { return news.load(); }),
           compressor(make_compressor(text, options)),
           maker(text, machine.options(), machine.model().info(), machine.context_length(), compressor.get()) {
-        const EngineOptions& o = machine.options();
-        facts.scorer = compressor ? o.scorer.name : "";
-        if (o.gpu) facts.memory = describe(machine.memory_plan(), o.k_dtype, o.v_dtype);
-        if (o.gpu && !o.scorer.memory.empty()) facts.memory = o.scorer.memory + "; " + facts.memory;
-        facts.compression = o.compression;
-        facts.model = machine.model().info();
-        if (machine.checkpoint() != nullptr) facts.path = machine.checkpoint()->path();
-        facts.context_length = machine.context_length();
-        facts.kv_tokens = o.kv_tokens;
-        facts.max_running = o.max_running;
-        facts.chunk_rows = o.chunk_rows;
-        facts.k_dtype = o.k_dtype;
-        facts.v_dtype = o.v_dtype;
-        facts.device = machine.device();
+        facts = machine.facts();
+        if (compressor) facts.scorer = machine.options().scorer.name;
         facts.chat = text.chats();
         facts.no_chat = text.why_no_chats();
         if (text.chats()) facts.chat_dialect = text.dialect()->name;
@@ -55,12 +43,18 @@ struct Engine::Impl {
         facts.stop_ids = text.stop_ids();
         facts.makers = text.makers();
         loop.report(stats);
-        if (compressor) scoring = std::make_unique<ScoringQueue>(*compressor, [this] { hear_scored(); });
+        if (compressor)
+            scoring = std::make_unique<ScoringQueue>(*compressor, [this] {  // on the scorer's thread
+                const std::lock_guard lock(mutex);
+                scored = true;
+                wake_up();
+            });
         thread = std::thread([this] { run(); });
     }
 
     RequestId enqueue(std::unique_ptr<Job> job, int64_t submitted_us);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
+    void between_requests(const char* what, const std::function<void()>& work);
     void refuse_in_sink(const char* what) const;
 
     void wake_up() {  // under the mutex
@@ -68,18 +62,17 @@ struct Engine::Impl {
         wake.notify_one();
     }
 
-    void hear_scored();
     void run();
     void take_scored();
     void take_news(std::unique_lock<std::mutex>& lock);
     void step(std::unique_lock<std::mutex>& lock);
     void check_idle();
-    void swap_weights(std::unique_lock<std::mutex>& lock);
+    void carry_out(std::unique_lock<std::mutex>& lock);
     void end(std::unique_lock<std::mutex>& lock);
 
-    /// Weights to be swapped in, and what came of it.
+    /// What the engine's thread is to do between requests, and what came of it.
     struct Order {
-        std::unique_ptr<Checkpoint> checkpoint;
+        const std::function<void()>& work;
         bool done = false;
         std::exception_ptr error;
     };
@@ -141,9 +134,10 @@ void Engine::Impl::refuse_in_sink(const char* what) const {
              "a sink may call submit and cancel, not {}: all requests would wait for it", what);
 }
 
-int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint) {
-    refuse_in_sink("reload");
-    Order mine{std::move(checkpoint), false, nullptr};
+/// Waits until no request has begun, and until the engine's thread has done it. Throws what it throws.
+void Engine::Impl::between_requests(const char* what, const std::function<void()>& work) {
+    refuse_in_sink(what);
+    Order mine{work, false, nullptr};
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return order == nullptr || !failure.empty() || stopping; });
     if (stopping) fail(ErrorKind::unavailable, "the engine ends");
@@ -152,13 +146,25 @@ int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint) {
     wake_up();
     changed.wait(lock, [&] { return mine.done; });
     if (mine.error) std::rethrow_exception(mine.error);
-    return facts.version;
 }
 
-void Engine::Impl::hear_scored() {  // on the scorer's thread
-    const std::lock_guard lock(mutex);
-    scored = true;
-    wake_up();
+int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint) {
+    int64_t version = 0;
+    between_requests("reload", [&] {
+        const std::string path = checkpoint->path();
+        version = facts.version + 1;  // nobody else writes it
+        try {
+            machine.replace(std::move(checkpoint));
+        } catch (...) {
+            if (machine.usable()) loop.renew_drafter();  // the old weights are in another place now
+            throw;
+        }
+        loop.change_weights(version);
+        const std::lock_guard lock(mutex);
+        facts.version = version;
+        facts.path = path;
+    });
+    return version;
 }
 
 // The engine thread's side.
@@ -177,7 +183,7 @@ void Engine::Impl::run() {
         } else if (stopping) {
             break;
         } else if (order != nullptr && loop.begun() == 0) {
-            swap_weights(lock);
+            carry_out(lock);
         } else if (!loop.idle() && (!paused || draining || order != nullptr)) {
             step(lock);
         } else {
@@ -252,35 +258,20 @@ void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
 }
 
 /// REQUIRES that no request has begun.
-void Engine::Impl::swap_weights(std::unique_lock<std::mutex>& lock) {
+void Engine::Impl::carry_out(std::unique_lock<std::mutex>& lock) {
     Order& mine = *order;
-    const int64_t version = facts.version + 1;
     stepping = true;
     lock.unlock();
-    std::string path;
     try {
-        path = mine.checkpoint->path();
-        machine.replace(std::move(mine.checkpoint));
-        loop.change_weights(version);
+        mine.work();
     } catch (...) {
         mine.error = std::current_exception();
-    }
-    std::string problem;
-    try {
-        if (mine.error && machine.usable()) loop.renew_drafter();  // the old weights are in another place now
-    } catch (const std::exception& error) {
-        problem = fmt::format("the engine has failed: {}", error.what());
     }
     lock.lock();
     stepping = false;
     order = nullptr;
-    failure = problem;
     mine.done = true;
     if (!machine.usable()) failure = "the engine has failed: neither the new weights nor the old could be loaded";
-    if (!mine.error) {
-        facts.version = version;
-        facts.path = path;
-    }
     loop.report(stats);
     changed.notify_all();
 }
@@ -390,5 +381,11 @@ void Engine::drain() {
 
 int64_t Engine::reload(const std::string& path) { return impl_->reload(open_checkpoint(path)); }
 int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint) { return impl_->reload(std::move(checkpoint)); }
+
+double Engine::memory_bandwidth() {
+    double rate = 0;
+    impl_->between_requests("memory_bandwidth", [&] { rate = impl_->machine.memory_bandwidth(); });
+    return rate;
+}
 
 }  // namespace riptide

@@ -34,6 +34,8 @@ struct EngineOptions : SessionOptions {
 
     PromptScorer scorer;             // empty: prompts are never compressed
     CompressionOptions compression;  // where a request does not say
+    /// Who hears what was left out of a prompt, before it is read; on the engine's thread.
+    std::function<void(const CompressionReport&)> on_compressed;
 
     bool prefix_cache = true;
     int32_t checkpoint_every = 4096;              // tokens; the most that a hit computes again
@@ -60,6 +62,7 @@ struct EngineInfo {
     int64_t context_length = 0;  // tokens of prompt and answer together
     int64_t kv_tokens = 0;
     int32_t max_running = 0, chunk_rows = 0;
+    int threads = 0;
     DType k_dtype = DType::f16, v_dtype = DType::f16;
     std::string device;        // "NVIDIA H200", "CPU, 8 threads"
     bool chat = false;         // there is a template in a dialect that the engine can parse
@@ -153,6 +156,9 @@ class Engine {
     /// Returns the new version. Throws Error with the old weights back in place if the new ones cannot be used.
     int64_t reload(const std::string& path);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
+    /// Bytes per second that the device can read, measured at the first call, between requests (a fraction of a
+    /// second).
+    double memory_bandwidth();
 
   private:
     struct Impl;

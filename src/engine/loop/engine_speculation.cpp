@@ -134,6 +134,7 @@ void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const DrawnR
         return take(answer, sampled) && may_follow(answer, tree.child(r - 1, next), rows, row) ? next : -1;
     });
     if (failed) return;
+    ++answer.usage.steps;
     answer.usage.drafted += tree.size();
     answer.usage.accepted += std::ssize(answer.path) - 1;
     const auto fresh = std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told));

@@ -177,6 +177,7 @@ bool EngineLoop::next_from_device() {
         if (row.next < 0) damaged(*row.answer, no_token(row.answer->usage.prompt + std::ssize(row.answer->tokens())));
         Sampled drawn;
         drawn.token = row.next;
+        ++row.answer->usage.steps;
         row.over = row.next < 0 || !take(*row.answer, drawn);
         all = all && !row.over;
     }
@@ -329,6 +330,7 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
             damaged(answer, error.what());
             continue;
         }
+        answer.usage.steps += end > answer.usage.prompt;
         take(answer, sampled);
         conclude(answer, sampled.token);
     }

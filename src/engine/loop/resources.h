@@ -59,6 +59,10 @@ class Machine {
     }
     /// "NVIDIA H200", "CPU, 8 threads"
     std::string device() const;
+    /// What an engine on it says of it, without the text side.
+    EngineInfo facts() const;
+    /// Engine::memory_bandwidth.
+    double memory_bandwidth();
     /// Null if options say so.
     PrefixCache* prefix() { return prefix_.get(); }
     const HostStore* host_tier() const { return host_ ? &*host_ : nullptr; }
@@ -130,6 +134,7 @@ class Machine {
     ModelInfo info_;  // of the first model: reloaded ones are alike
     int64_t context_ = 0;
     MemoryPlan plan_;
+    double memory_bandwidth_ = 0;
     std::unique_ptr<ThreadPool> threads_;
     std::unique_ptr<KvCache> cache_;
     std::optional<HostStore> host_;

@@ -79,22 +79,6 @@ double rate(int64_t count, double seconds) {
 
 }  // namespace
 
-const char* finish_reason_name(FinishReason reason) {
-    switch (reason) {
-        case FinishReason::stop_id:
-            return "stop_id";
-        case FinishReason::stop_string:
-            return "stop_string";
-        case FinishReason::length:
-            return "length";
-        case FinishReason::context:
-            return "context";
-        case FinishReason::cancelled:
-            return "cancelled";
-    }
-    return "";
-}
-
 double GenerationResult::prefill_rate() const { return rate(prompt_tokens - reused_tokens, prefill_seconds); }
 double GenerationResult::decode_rate() const { return rate(decoded_tokens, decode_seconds); }
 double GenerationResult::step_rate() const { return rate(decode_steps, decode_seconds); }
