@@ -382,6 +382,11 @@ void Engine::drain() {
 int64_t Engine::reload(const std::string& path) { return impl_->reload(open_checkpoint(path)); }
 int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint) { return impl_->reload(std::move(checkpoint)); }
 
+std::unique_ptr<Speculator> Engine::speculate(std::unique_ptr<Speculator> speculator) {
+    impl_->between_requests("speculate", [&] { speculator = impl_->loop.speculate(std::move(speculator)); });
+    return speculator;
+}
+
 double Engine::memory_bandwidth() {
     double rate = 0;
     impl_->between_requests("memory_bandwidth", [&] { rate = impl_->machine.memory_bandwidth(); });

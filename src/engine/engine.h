@@ -17,6 +17,8 @@
 
 namespace riptide {
 
+class Speculator;
+
 /// `chunk_rows` is also the room that each running request has in the rings of window layers: more is faster for long
 /// prompts and costs memory; 0: 512 on the CPU, up to 4096 on a GPU.
 /// `kv_tokens` 0: on a GPU as many contexts as requests may run, or what the memory holds; on the CPU what 4 GiB hold,
@@ -88,6 +90,7 @@ struct EngineStats {
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
     int64_t drafted_rows = 0, accepted_rows = 0;  // drafted tokens that were verified, and that were right
+    int64_t rounds = 0;           // steps that the device drafted for and checked by itself, and plain ones between
     int64_t formed_rows = 0;                      // of answers of a given form, that the device drew for
     int64_t masks_aside = 0;      // of what such answers may say next: found out beside the engine's thread
     int64_t most_mask_steps = 0;  // of WorkBudget, on the engine's thread in one step
@@ -156,6 +159,9 @@ class Engine {
     /// Returns the new version. Throws Error with the old weights back in place if the new ones cannot be used.
     int64_t reload(const std::string& path);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint);
+    /// For measurements: once no answer has begun, `speculator` drafts for those that follow (null: nobody does); returns
+    /// who did. It may leave the engine only until that ends.
+    std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator);
     /// Bytes per second that the device can read, measured at the first call, between requests (a fraction of a
     /// second).
     double memory_bandwidth();

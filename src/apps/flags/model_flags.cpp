@@ -174,8 +174,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
-        say("{}: {}\n", session->gpu()->info().name,
-            describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
+        say("{}: {}\n", session->gpu()->info().name, session->memory());
     return session;
 }
 

@@ -141,6 +141,7 @@ class Answer {
     std::vector<int32_t> ahead;
     std::vector<int32_t> path;  // of the running step: rows that drafts were right about, if there were drafts
     bool undrawn = false;       // of the running step: nothing was drawn, since nobody knew yet what may come
+    bool without_rounds = false;  // there was no room for them once
     int64_t told = -1;          // tokens of the answer that the drafter knows; -1: it does not know the prompt
 
   private:

@@ -64,6 +64,7 @@ void EngineLoop::run_step() {
 
 /// The parts of a step, one behind the other.
 void EngineLoop::run(const StepPlan& plan) {
+    if (run_rounds(plan)) return;
     const int64_t start_us = now_us();
     split(plan);
     stats_.decode_rows += rows_of(plan.decode);

@@ -182,7 +182,13 @@ void Machine::make_runner() {
                  return decoder_->draw_rows(logits_, slots, draw, allowed);
              },
              [this] { decoder_->forward(); }, [this](std::span<const AllowedSet> allowed) { decoder_->draw(allowed); },
-             decoder_->follow_rows()});
+             decoder_->follow_rows(),
+             [this](int64_t slot, GpuDecoder::Draw how) -> DraftRounds::DrawRows {
+                 decoder_->draw_for(slot);
+                 return [this, how](const Tensor& logits, std::span<const int32_t> positions) {
+                     return decoder_->draw(logits, positions, how);
+                 };
+             }});
     }
 }
 
@@ -249,6 +255,10 @@ DraftTarget Machine::draft_target() {
             .kv_tokens = options_.kv_tokens};
 }
 
+std::unique_ptr<DraftRounds> Machine::make_rounds(std::shared_ptr<Drafter> drafter) {
+    return std::make_unique<DraftRounds>(*model_, *cache_, runner_->context(), std::move(drafter), context_);
+}
+
 void Machine::capture(std::span<const int32_t> layers) {
     capture_layers_.assign(layers.begin(), layers.end());
     runner_->capture(layers);
@@ -292,7 +302,7 @@ EngineInfo Machine::facts() const {
     facts.kv_tokens = options_.kv_tokens;
     facts.max_running = options_.max_running;
     facts.chunk_rows = options_.chunk_rows;
-    facts.threads = threads_->size();
+    facts.threads = threads();
     facts.k_dtype = options_.k_dtype;
     facts.v_dtype = options_.v_dtype;
     facts.device = device();
