@@ -28,7 +28,7 @@ PARTS = {
     "text": ["generated", "tokenizer", "grammar", "structured", "json", "jinja", "chat", "dialects"],
     "ops/cuda": ["device", "kv", "linear", "attention", "gated_delta", "moe", "sampling", "scoring", "speculation", "megakernel"],
     "ops/cuda/linear": ["shared", "gemv", "skinny", "gemm"],
-    "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "session", "loop"],
+    "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "loop", "session"],
     "server": ["http", "api"],
     "apps": ["support", "convert", "synth", "flags", "ab", "niah", "bench", "commands"],
 }

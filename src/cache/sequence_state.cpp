@@ -183,9 +183,9 @@ void SequenceState::commit_prefix(int64_t rows) {
     keep(rows);
 }
 
-void SequenceState::keep_prefix(int64_t rows) {
+void SequenceState::state_is_committed(int64_t rows) {
     RT_ASSERT(rows >= 0 && rows <= reserved_ && step_.rows == 0);
-    keep(rows);
+    step_.committed = rows;
 }
 
 void SequenceState::keep(int64_t rows) {

@@ -82,9 +82,9 @@ class SequenceState {
     void commit(std::span<const int32_t> path);
     /// commit of 0 .. rows - 1.
     void commit_prefix(int64_t rows);
-    /// The same for rows that steps have run without begin_rows(), whose recurrent state, if there is any, the device
-    /// has committed itself. REQUIRES that it describes length() + rows tokens.
-    void keep_prefix(int64_t rows);
+    /// Steps have run without begin_rows(), whose recurrent state, if there is any, the device has committed itself: it
+    /// describes length() + rows tokens. To be followed by commit of these rows.
+    void state_is_committed(int64_t rows);
 
     /// Whether the rings still hold what a sequence of `length` tokens reads. Always true without bounded state; with
     /// recurrent state only for this very length, and for none.

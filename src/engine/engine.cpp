@@ -64,19 +64,21 @@ void Engine::Impl::drain(WorkBudget* work) {
     }
 }
 
-int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work) {
-    refuse_in_sink("reload");
-    Order mine{.checkpoint = std::move(checkpoint)};
+/// Waits until no request has begun, and until the engine's thread has done it. Throws what it throws, and what
+/// `budget` (or null) does before it has begun.
+void Engine::Impl::between_requests(const char* what, const std::function<void()>& work, WorkBudget* budget) {
+    refuse_in_sink(what);
+    Order mine{.work = work};
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, kLook, [&] { return order == nullptr || !failure.empty() || stopping; }))
-        if (work != nullptr) work->look();
+        if (budget != nullptr) budget->look();
     if (stopping) fail(ErrorKind::unavailable, "the engine ends");
     if (!failure.empty()) throw Error(failure, ErrorKind::system);
     order = &mine;
     wake_up();
     try {
         while (!changed.wait_for(lock, kLook, [&] { return mine.done; }))
-            if (work != nullptr && !mine.begun) work->look();
+            if (budget != nullptr && !mine.begun) budget->look();
     } catch (...) {
         order = nullptr;
         wake_up();
@@ -84,7 +86,21 @@ int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget*
         throw;
     }
     if (mine.error) std::rethrow_exception(mine.error);
-    return facts.version;
+}
+
+int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* budget) {
+    const std::string path = checkpoint->path();
+    int64_t version = 0;
+    const auto swap = [&] {
+        load(std::move(checkpoint));
+        version = facts.version + 1;  // nobody else writes it
+        loop.change_weights(version);
+        const std::lock_guard lock(mutex);
+        facts.version = version;
+        facts.path = path;
+    };
+    between_requests("reload", swap, budget);
+    return version;
 }
 
 void Engine::Impl::hear_scored() {  // on the scorer's thread
@@ -110,7 +126,7 @@ void Engine::Impl::run() {
         } else if (stopping) {
             break;
         } else if (order != nullptr && loop.begun() == 0) {
-            swap_weights(lock);
+            carry_out(lock);
         } else if (!loop.idle() && (!paused || draining || order != nullptr)) {
             step(lock);
         } else {
@@ -199,42 +215,44 @@ void Engine::Impl::hear_until(const std::future<void>& done) {
     }
 }
 
-/// REQUIRES that no request has begun. Loading takes long: those that wait are heard meanwhile. They have no K/V, so
-/// the loop asks nothing of the machine for them.
-void Engine::Impl::swap_weights(std::unique_lock<std::mutex>& lock) {
-    Order& mine = *order;
-    const int64_t version = facts.version + 1;
-    stepping = mine.begun = true;
-    const std::string path = mine.checkpoint->path();
-    lock.unlock();
-    const auto load = [&] {
+/// Loading takes long: requests that wait are heard meanwhile. They have no K/V, so the loop asks nothing of the
+/// machine for them. REQUIRES that no request has begun.
+void Engine::Impl::load(std::unique_ptr<Checkpoint> checkpoint) {
+    const auto replace = [&] {
         machine.use_on_this_thread();
-        machine.replace(std::move(mine.checkpoint));
+        machine.replace(std::move(checkpoint));
     };
     try {
-        std::future<void> loading = std::async(std::launch::async, load);
+        std::future<void> loading = std::async(std::launch::async, replace);
         hear_until(loading);
         loading.get();
-        loop.change_weights(version);
+    } catch (...) {
+        const std::exception_ptr why = std::current_exception();
+        try {
+            if (machine.usable()) loop.renew_drafter();  // the old weights are in another place now
+        } catch (const std::exception& error) {
+            const std::lock_guard lock(mutex);
+            failure = fmt::format("the engine has failed: {}", error.what());
+        }
+        std::rethrow_exception(why);
+    }
+}
+
+/// REQUIRES that no request has begun.
+void Engine::Impl::carry_out(std::unique_lock<std::mutex>& lock) {
+    Order& mine = *order;
+    stepping = mine.begun = true;
+    lock.unlock();
+    try {
+        mine.work();
     } catch (...) {
         mine.error = std::current_exception();
-    }
-    std::string problem;
-    try {
-        if (mine.error && machine.usable()) loop.renew_drafter();  // the old weights are in another place now
-    } catch (const std::exception& error) {
-        problem = fmt::format("the engine has failed: {}", error.what());
     }
     lock.lock();
     stepping = false;
     order = nullptr;
-    failure = problem;
     mine.done = true;
     if (!machine.usable()) failure = "the engine has failed: neither the new weights nor the old could be loaded";
-    if (!mine.error) {
-        facts.version = version;
-        facts.path = path;
-    }
     loop.report(stats);
     changed.notify_all();
 }
@@ -339,6 +357,17 @@ void Engine::drain(WorkBudget* work) { impl_->drain(work); }
 int64_t Engine::reload(const std::string& path, WorkBudget* work) { return impl_->reload(open_checkpoint(path), work); }
 int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work) {
     return impl_->reload(std::move(checkpoint), work);
+}
+
+std::unique_ptr<Speculator> Engine::speculate(std::unique_ptr<Speculator> speculator) {
+    impl_->between_requests("speculate", [&] { speculator = impl_->loop.speculate(std::move(speculator)); });
+    return speculator;
+}
+
+double Engine::memory_bandwidth() {
+    double rate = 0;
+    impl_->between_requests("memory_bandwidth", [&] { rate = impl_->machine.memory_bandwidth(); });
+    return rate;
 }
 
 }  // namespace riptide

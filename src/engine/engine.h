@@ -17,6 +17,8 @@
 
 namespace riptide {
 
+class Speculator;
+
 /// `chunk_rows` is also the room that each running request has in the rings of window layers: more is faster for long
 /// prompts and costs memory; 0: 512 on the CPU, up to 4096 on a GPU.
 /// `kv_tokens` 0: on a GPU as many contexts as requests may run, or what the memory holds; on the CPU what 4 GiB hold,
@@ -34,6 +36,8 @@ struct EngineOptions : SessionOptions {
 
     PromptScorer scorer;             // empty: prompts are never compressed
     CompressionOptions compression;  // where a request does not say
+    /// Who hears what was left out of a prompt, before it is read; on the engine's thread.
+    std::function<void(const CompressionReport&)> on_compressed;
 
     bool prefix_cache = true;
     int32_t checkpoint_every = 4096;              // tokens; the most that a hit computes again
@@ -61,6 +65,7 @@ struct EngineInfo {
     int64_t context_length = 0;  // tokens of prompt and answer together
     int64_t kv_tokens = 0;
     int32_t max_running = 0, chunk_rows = 0;
+    int threads = 0;
     DType k_dtype = DType::f16, v_dtype = DType::f16;
     std::string device;        // "NVIDIA H200", "CPU, 8 threads"
     bool chat = false;         // there is a template in a dialect that the engine can parse
@@ -86,7 +91,8 @@ struct EngineStats {
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
     int64_t drafted_rows = 0, accepted_rows = 0;  // drafted tokens that were verified, and that were right
-    int64_t formed_rows = 0;                      // of answers of a given form, that the device drew for
+    int64_t rounds = 0;           // steps that the device drafted for and checked by itself, and plain ones between
+    int64_t formed_rows = 0;      // of answers of a given form, that the device drew for
     int64_t masks_aside = 0;      // of what such answers may say next: found out beside the engine's thread
     int64_t most_mask_steps = 0;  // of WorkBudget, on the engine's thread in one step
     struct DraftSlot {
@@ -156,6 +162,12 @@ class Engine {
     /// `work` ends the wait (WorkStopped) until they are being loaded, and then nothing has changed; null: nobody does.
     int64_t reload(const std::string& path, WorkBudget* work = nullptr);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work = nullptr);
+    /// For measurements: once no answer has begun, `speculator` drafts for those that follow (null: nobody does);
+    /// returns who did. It may leave the engine only until that ends.
+    std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator);
+    /// Bytes per second that the device can read, measured at the first call, between requests (a fraction of a
+    /// second).
+    double memory_bandwidth();
 
   private:
     struct Impl;

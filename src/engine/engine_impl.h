@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -28,20 +29,8 @@ struct Engine::Impl {
           loop(machine, [this] { return news.load() || (scoring && scoring->nearest_deadline() <= loop.now_us()); }),
           compressor(make_compressor(text, options)),
           maker(text, machine.options(), machine.model().info(), machine.context_length(), compressor.get()) {
-        const EngineOptions& o = machine.options();
-        facts.scorer = compressor ? o.scorer.name : "";
-        if (o.gpu) facts.memory = describe(machine.memory_plan(), o.k_dtype, o.v_dtype);
-        if (o.gpu && !o.scorer.memory.empty()) facts.memory = o.scorer.memory + "; " + facts.memory;
-        facts.compression = o.compression;
-        facts.model = machine.model().info();
-        if (machine.checkpoint() != nullptr) facts.path = machine.checkpoint()->path();
-        facts.context_length = machine.context_length();
-        facts.kv_tokens = o.kv_tokens;
-        facts.max_running = o.max_running;
-        facts.chunk_rows = o.chunk_rows;
-        facts.k_dtype = o.k_dtype;
-        facts.v_dtype = o.v_dtype;
-        facts.device = machine.device();
+        facts = machine.facts();
+        if (compressor) facts.scorer = machine.options().scorer.name;
         facts.chat = text.chats();
         facts.no_chat = text.why_no_chats();
         if (text.chats()) facts.chat_dialect = text.dialect()->name;
@@ -57,7 +46,9 @@ struct Engine::Impl {
 
     RequestId enqueue(std::unique_ptr<Job> job, int64_t submitted_us);
     void drain(WorkBudget* work);
-    int64_t reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work);
+    int64_t reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* budget);
+    void load(std::unique_ptr<Checkpoint> checkpoint);
+    void between_requests(const char* what, const std::function<void()>& work, WorkBudget* budget = nullptr);
     void refuse_in_sink(const char* what) const;
 
     void wake_up() {  // under the mutex
@@ -81,12 +72,12 @@ struct Engine::Impl {
     void hear_until(const std::future<void>& done);
     void step(std::unique_lock<std::mutex>& lock);
     void check_idle();
-    void swap_weights(std::unique_lock<std::mutex>& lock);
+    void carry_out(std::unique_lock<std::mutex>& lock);
     void end(std::unique_lock<std::mutex>& lock);
 
-    /// Weights to be swapped in, and what came of it.
+    /// What the engine's thread is to do between requests, and what came of it.
     struct Order {
-        std::unique_ptr<Checkpoint> checkpoint;
+        const std::function<void()>& work;
         bool begun = false, done = false;
         std::exception_ptr error = {};
     };

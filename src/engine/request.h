@@ -75,6 +75,7 @@ struct Request {
     /// The prompt is read, and nothing follows: the answer is empty, whatever sampling.max_tokens says, so that the
     /// prompt may fill the whole context.
     bool prompt_only = false;
+    bool hash_logits = false;  // Done::logits_hash
 };
 
 /// The prompt is being read: so many tokens are done, of them so many came from the cache.
@@ -97,6 +98,7 @@ struct Usage {
     int64_t cached = 0;      // of them, restored from the prefix cache
     int64_t completion = 0;  // tokens of the answer, without the stop id
     int64_t reasoning = 0;   // of them, thinking
+    int64_t steps = 0;  // decoding, of one row or of drafts too: `steps + accepted` tokens were drawn in them
     int64_t drafted = 0, accepted = 0;
 };
 struct Timings {  // seconds
@@ -114,6 +116,9 @@ struct Done {
     CompressionReport compression;
     std::string cache_note;  // why not more of the prompt was cached, in a sentence
     int64_t version = 0;     // of the weights: EngineInfo::version
+    /// If asked for: LogitsHash over the raw logits of every token that the host drew, a stop id's too. On the CPU those
+    /// are all.
+    uint64_t logits_hash = 0;
 };
 /// There is no answer, or it stays incomplete. `kind`: data, usage: the request's own fault; unavailable: try again
 /// later; else the machine's. A cancelled request is not Failed: it is Done with reason cancelled.
@@ -144,7 +149,7 @@ class QueueFull : public Error {
 class PromptTooLong : public Error {
   public:
     PromptTooLong(const std::string& message, int64_t prompt, int64_t context)
-        : Error(message), prompt_tokens(prompt), context_length(context) {}
+        : Error(message, ErrorKind::usage), prompt_tokens(prompt), context_length(context) {}
     int64_t prompt_tokens, context_length;
 };
 

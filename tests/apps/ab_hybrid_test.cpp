@@ -5,6 +5,7 @@
 #include "apps/ab/ab_run.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "engine/prompt/model_text.h"
 #include "tests/source_dir.h"
 #include "tests/test_device.h"
 
@@ -14,18 +15,22 @@ namespace {
 std::string folder(const std::string& fixture) { return source_dir() + "/tests/fixtures/" + fixture; }
 
 AbResult short_ab(const std::string& model, const std::string& drafter) {
-    SessionOptions o;
+    EngineOptions o;
     o.threads = 1;
     o.context = 1024;
     o.k_dtype = o.v_dtype = DType::f32;
     if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
-    const auto session = Session::open(folder(model) + "/model.safetensors", o);
+    const std::vector<AbMode> modes = ab_modes(drafter, {3, 7}, {8});
+    o.speculation = *modes.back().speculation;
+    o.max_running = 1;
+    const auto engine = Engine::open(folder(model) + "/model.safetensors", o);
     AbOptions options;
     options.sampling.temperature = 0;
     options.sampling.max_tokens = 200;  // a cycle of the grammar has 122
+    const std::atomic<bool> never = false;
     return run_ab(
-        *session, ab_prompts(session->checkpoint(), folder(model) + "/ab.jsonl", 8), ab_modes(drafter, {3, 7}, {8}),
-        options, [](int64_t, int64_t) {}, nullptr);
+        *engine, ab_prompts(*engine->tokenizer(), engine->chat_template(), folder(model) + "/ab.jsonl", 8), modes,
+        options, [](int64_t, int64_t) {}, never);
 }
 
 TEST(AbHybrid, drafts_of_repeated_text_help_and_change_nothing) {
@@ -49,14 +54,18 @@ TEST(AbHybrid, a_trained_drafter_is_nearly_always_right_and_changes_nothing) {
 
 TEST(AbHybrid, prompts_as_text_are_the_tokens_that_prompts_json_has) {
     const auto checkpoint = open_checkpoint(folder("qwen35_tied") + "/model.safetensors");
-    const std::vector<AbPrompt> prompts = ab_prompts(*checkpoint, folder("qwen35_tied") + "/ab.jsonl", 100);
+    const ModelText text(*checkpoint);
+    const auto read = [&](const std::string& path) {
+        return ab_prompts(*text.tokenizer(), text.chat_template(), path, 100);
+    };
+    const std::vector<AbPrompt> prompts = read(folder("qwen35_tied") + "/ab.jsonl");
     const json::value parsed = parse_json(read_file(folder("qwen35_tied") + "/prompts.json", 1 << 20), "prompts.json");
     const json::array& asked = parsed.at("prompts").as_array();
     EXPECT_EQ(prompts.at(0).tokens, std::vector<int32_t>{3});
     EXPECT_EQ(prompts.at(5).tokens, json::value_to<std::vector<int32_t>>(asked.at(3).at("tokens")));
     EXPECT_EQ(prompts.at(7).tokens.size(), prompts.at(5).tokens.size() + 1);
     // The program's own prompts have no character that it lacks, and chats have a template.
-    for (const AbPrompt& prompt : ab_prompts(*checkpoint, "", 100)) EXPECT_FALSE(prompt.tokens.empty()) << prompt.id;
+    for (const AbPrompt& prompt : read("")) EXPECT_FALSE(prompt.tokens.empty()) << prompt.id;
 }
 
 }  // namespace

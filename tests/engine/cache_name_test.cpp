@@ -39,11 +39,7 @@ struct EditedModel {
     uint64_t logits() const {
         std::vector<int32_t> prompt;
         for (int32_t i = 0; i < 40; ++i) prompt.push_back(3 + i * 7 % 50);
-        GenerateRequest request;
-        request.prompt = prompt;
-        request.sampling.max_tokens = 4;
-        request.sampling.temperature = 0;
-        return Session::open(path, small_options())->generate(request).logits_hash;
+        return draw_greedily(*Session::open(path, small_options()), prompt, 4).logits_hash;
     }
     std::string path;
 };

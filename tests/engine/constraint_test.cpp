@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "engine/sampling/form_cache.h"
 #include "tests/engine/engine_world.h"
+#include "tests/models/fixture.h"
 #include "tests/text/schema_judge.h"
 #include "tests/text/small_vocabulary.h"
 
@@ -202,28 +203,25 @@ TEST_F(EngineConstraint, forms_that_cannot_be_are_refused_by_name) {
     EXPECT_NE(refusal(endless).find("ignore_eos"), std::string::npos);
 }
 
-TEST_F(EngineConstraint, a_session_and_the_engine_agree) {
+TEST_F(EngineConstraint, what_is_drawn_from_a_lone_sequence_and_the_engine_agree) {
     const auto session = Session::open(demo_path(), demo_options());
     const std::vector<int32_t> prompt = engine->tokenize(TextPrompt{"{\"a\": 1}\n"});
     const AnswerFormat format{.kind = AnswerFormat::Kind::json_object};
     Constrainer constrainer;
-    GenerateRequest generate;
-    generate.prompt = prompt;
-    generate.sampling.max_tokens = 60;
-    generate.sampling.temperature = 0.9;
-    generate.sampling.seed = 4;
-    const std::vector<int32_t> eos = engine->info().stop_ids;
-    generate.eos_ids = eos;
-    generate.tokenizer = engine->tokenizer();
-    generate.constraint = constrainer.get(*engine->tokenizer(), format);
-    EXPECT_EQ(generate.constraint, constrainer.get(*engine->tokenizer(), format)) << "made once";
-    const GenerationResult expected = session->generate(generate);
+    const auto constraint = constrainer.get(*engine->tokenizer(), format);
+    EXPECT_EQ(constraint, constrainer.get(*engine->tokenizer(), format)) << "made once";
     Request request = continuation(prompt, 60);
-    request.sampling = generate.sampling;
+    request.sampling.temperature = 0.9;
+    request.sampling.seed = 4;
+    request.sampling.ignore_eos = false;
     request.format = format;
+    SamplingParams sampling = request.sampling;
+    sampling.stop_ids = engine->info().stop_ids;
+    AllowedTokens allowed(constraint, sampling.stop_ids, engine->info().model.vocab_size);
+    const Drawn expected = draw(*session, prompt, sampling, &allowed);
     const Heard heard = ask(*engine, request);
     EXPECT_EQ(heard.tokens, expected.tokens);
-    EXPECT_EQ(heard.text, expected.text);
+    EXPECT_EQ(heard.text, engine->tokenizer()->decode(expected.tokens));
 }
 
 /// Bytes, and 150,000 merges of letters: as large as vocabularies are, so that their tree takes a while.

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/json.h"
-#include "engine/session/session.h"
+#include "tests/engine/solo.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {
@@ -22,7 +22,7 @@ class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
     bool hybrid() const { return GetParam().starts_with("qwen35"); }
     Fixture fixture{hybrid() ? GetParam() : target_of(GetParam())};
     const std::vector<int32_t>& prompt = fixture.prompts.back().tokens;
-    std::unique_ptr<Session> session = fixture.session(32);
+    std::unique_ptr<Solo> engine = open(fixture.options(32));
     std::shared_ptr<DflashDrafter> drafter = make_drafter();
 
     std::shared_ptr<DflashDrafter> make_drafter() {
@@ -31,7 +31,7 @@ class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
         if (hybrid()) {
             std::string config = read_file(folder + "/config.json", 1 << 20);
             json::value parsed = parse_json(config, "config.json");
-            parsed.as_object()["num_target_layers"] = session->model().info().num_hidden_layers;
+            parsed.as_object()["num_target_layers"] = engine->info().num_hidden_layers;
             parsed.at("dflash_config").as_object()["target_layer_ids"] = {0, 2, 3};
             std::filesystem::create_directories(other);
             std::filesystem::copy_file(folder + "/model.safetensors", other / "model.safetensors",
@@ -39,43 +39,63 @@ class DraftRoundsTest : public ::testing::TestWithParam<std::string> {
             std::ofstream(other / "config.json") << json::serialize(parsed);
             folder = other.string();
         }
-        return std::make_shared<DflashDrafter>(open_checkpoint(folder + "/model.safetensors"), session->draft_target());
+        return std::make_shared<DflashDrafter>(open_checkpoint(folder + "/model.safetensors"), engine->machine().draft_target());
     }
     ~DraftRoundsTest() override {
         drafter.reset();
         std::filesystem::remove_all(::testing::TempDir() + "dflash_of_" + GetParam());
     }
 
+    std::unique_ptr<Solo> open(const SessionOptions& options) const {
+        return std::make_unique<Solo>(open_checkpoint(fixture.model_path()), options);
+    }
     static SpeculationOptions fixed(int32_t width, int32_t tree, Rounds rounds = Rounds::device) {
         SpeculationOptions o;
         o.width = width, o.tree = tree, o.adaptive = false, o.rounds = rounds;
         return o;
     }
-    GenerateRequest request(int64_t count, double temperature = 0) const {
-        GenerateRequest r;
+    Question request(int64_t count, double temperature = 0) const {
+        Question r;
         r.prompt = prompt;
         r.sampling.temperature = temperature;
         r.sampling.max_tokens = count;
         return r;
     }
-    GenerationResult run(const GenerateRequest& r) {
-        session->clear();
-        return session->generate(r);
+    Answered run(const Question& r) {
+        engine->forget();
+        last = engine->answer(r);
+        return last;
     }
-    GenerationResult plain(const GenerateRequest& r) {
-        session->speculate(nullptr, {});
+    Answered plain(const Question& r) {
+        engine->speculate(nullptr, {});
         return run(r);
     }
-    GenerationResult drafted(const GenerateRequest& r, const SpeculationOptions& o) {
-        session->speculate(drafter, o);
-        return run(r);
+    Answered drafted(const Question& r, const SpeculationOptions& o) {
+        engine->speculate(drafter, o);
+        const int64_t before = rounds();
+        const Answered answer = run(r);
+        last_rounds = rounds() - before;
+        return answer;
     }
-    /// What the K/V are after a run: the logits of a further step.
-    std::vector<float> after() {
-        const std::span<const float> logits = session->decode(1);
-        return {logits.begin(), logits.end()};
+    int64_t rounds() const {
+        EngineStats stats;
+        engine->loop().report(stats);
+        return stats.rounds;
     }
-    static void expect_same(const GenerationResult& a, const GenerationResult& b, const std::string& what) {
+    int64_t last_rounds = 0;
+    /// What is kept of the last run: K/V and recurrent state.
+    Solo::Kept after() { return engine->kept(prompt, last); }
+    /// The drafter was told all that was fed.
+    void expect_told() {
+        std::vector<int32_t> whole = prompt;
+        whole.insert(whole.end(), last.tokens.begin(), last.tokens.end());
+        constexpr uint64_t kOther = 1'000'000;
+        drafter->begin(kOther, whole);
+        EXPECT_EQ(drafter->fed(kOther), std::ssize(whole) - 1);
+        drafter->end(kOther);
+    }
+    Answered last;
+    static void expect_same(const Answered& a, const Answered& b, const std::string& what) {
         EXPECT_EQ(a.tokens, b.tokens) << what;
         EXPECT_EQ(a.reason, b.reason) << what;
         EXPECT_EQ(a.stop_token, b.stop_token) << what;
@@ -89,18 +109,19 @@ INSTANTIATE_TEST_SUITE_P(All, DraftRoundsTest,
 
 TEST_P(DraftRoundsTest, chains_and_trees_of_any_size_change_nothing) {
     for (const double temperature : {0.0, 0.8}) {
-        GenerateRequest r = request(90, temperature);
+        Question r = request(90, temperature);
         r.sampling.seed = 3, r.sampling.top_k = 20;
-        const GenerationResult truth = plain(r);
-        const std::vector<float> state = after();
+        const Answered truth = plain(r);
+        const Solo::Kept state = after();
         for (const auto& [width, tree] : {std::pair(1, 0), std::pair(3, 0), std::pair(15, 0), std::pair(7, 1),
                                           std::pair(7, 6), std::pair(7, 20), std::pair(15, 31), std::pair(15, 63)}) {
             const auto what = fmt::format("temperature {}, width {}, tree {}", temperature, width, tree);
-            const GenerationResult result = drafted(r, fixed(width, tree));
+            const Answered result = drafted(r, fixed(width, tree));
             expect_same(truth, result, what);
             EXPECT_EQ(result.speculation.steps, result.decode_steps) << what;
+            EXPECT_EQ(last_rounds, result.decode_steps) << what << ": all of them the device's";
             EXPECT_GT(result.speculation.drafted, result.speculation.steps / 2) << what;
-            EXPECT_EQ(drafter->fed(0), std::ssize(session->tokens())) << what;
+            expect_told();
             EXPECT_EQ(after(), state) << what;
         }
     }
@@ -112,18 +133,21 @@ TEST_P(DraftRoundsTest, the_device_accepts_what_the_host_accepts) {
         const int32_t width = shape.first, tree = shape.second;
         // Cancelled, since the host makes trees smaller towards an end that it foresees.
         std::atomic<bool> cancel = false;
-        GenerateRequest r = request(200);
+        Question r = request(200);
         r.cancel = &cancel;
         const auto answer = [&](Rounds rounds) {
             cancel = false;
             r.on_token = [&, seen = 0](const Sampled&) mutable { cancel = ++seen == 120; };
             return drafted(r, fixed(width, tree, rounds));
         };
-        const GenerationResult host = answer(Rounds::host), device = answer(Rounds::device);
+        const Answered host = answer(Rounds::host);
+        EXPECT_EQ(last_rounds, 0);
+        const Answered device = answer(Rounds::device);
+        EXPECT_GT(last_rounds, 0);
         EXPECT_EQ(std::ssize(host.tokens), 120);
         const auto what = fmt::format("width {}, tree {}", width, tree);
         expect_same(host, device, what);
-        EXPECT_EQ(host.decode_steps, device.decode_steps) << what;
+        EXPECT_EQ(host.speculation.steps, device.speculation.steps) << what;
         EXPECT_EQ(host.speculation.accepted, device.speculation.accepted) << what;
         for (size_t s = 0; s < host.speculation.slots.size(); ++s)
             EXPECT_EQ(host.speculation.slots[s].accepted, device.speculation.slots[s].accepted) << what;
@@ -131,35 +155,35 @@ TEST_P(DraftRoundsTest, the_device_accepts_what_the_host_accepts) {
 }
 
 TEST_P(DraftRoundsTest, plain_rounds_and_others_take_turns) {
-    const GenerateRequest r = request(300);
-    const GenerationResult truth = plain(r);
+    const Question r = request(300);
+    const Answered truth = plain(r);
     for (const int32_t tree : {0, 12}) {
         SpeculationOptions o = fixed(5, tree);
         o.adaptive = true;
-        const GenerationResult result = drafted(r, o);
+        const Answered result = drafted(r, o);
         expect_same(truth, result, "adaptive");
         EXPECT_GT(result.speculation.drafted, 0);
         EXPECT_GT(result.speculation.steps * (tree > 0 ? tree : 5), result.speculation.drafted) << "some were plain";
-        EXPECT_EQ(drafter->fed(0), std::ssize(session->tokens())) << "what was kept of plain rounds was fed";
+        expect_told();  // what was kept of plain rounds, too
     }
 }
 
 TEST_P(DraftRoundsTest, an_answer_ends_where_it_would_end) {
-    const GenerationResult truth = plain(request(64));
+    const Answered truth = plain(request(64));
     for (const int64_t tokens : {1, 2, 3, 7, 8, 9, 33}) {
-        const GenerationResult expected = plain(request(tokens));
-        const std::vector<float> state = after();
+        const Answered expected = plain(request(tokens));
+        const Solo::Kept state = after();
         for (const int32_t tree : {0, 14}) {
             expect_same(expected, drafted(request(tokens), fixed(7, tree)), fmt::format("max_tokens {}", tokens));
             EXPECT_EQ(after(), state);
         }
     }
     for (const size_t at : {3u, 20u, 40u}) {
-        GenerateRequest r = request(64);
+        Question r = request(64);
         r.sampling.stop_ids = {truth.tokens[at]};
-        const GenerationResult expected = plain(r);
+        const Answered expected = plain(r);
         EXPECT_EQ(expected.reason, FinishReason::stop_id);
-        const std::vector<float> state = after();
+        const Solo::Kept state = after();
         expect_same(expected, drafted(r, fixed(7, 0)), "stop id");
         EXPECT_EQ(after(), state);
         r.sampling.min_tokens = static_cast<int64_t>(at) + 2;  // the host's, then the device's
@@ -171,11 +195,11 @@ TEST_P(DraftRoundsTest, rounds_do_not_reach_beyond_the_context) {
     for (int64_t room = 1; room < 12; ++room) {
         SessionOptions o = fixture.options(32);
         o.context = std::ssize(prompt) + room;
-        session->speculate(nullptr, {});
-        drafter.reset();  // before the session, whose GPU it uses
-        session = Session::open(fixture.model_path(), o);
+        engine->speculate(nullptr, {});
+        drafter.reset();  // before the engine, whose GPU it uses
+        engine = open(o);
         drafter = make_drafter();
-        const GenerationResult truth = plain(request(-1));
+        const Answered truth = plain(request(-1));
         EXPECT_EQ(truth.reason, FinishReason::context);
         expect_same(truth, drafted(request(-1), fixed(15, 0)), "chain");
         expect_same(truth, drafted(request(-1), fixed(15, 60)), "tree");
@@ -183,14 +207,15 @@ TEST_P(DraftRoundsTest, rounds_do_not_reach_beyond_the_context) {
 }
 
 TEST_P(DraftRoundsTest, what_needs_the_host_goes_to_the_host) {
-    GenerateRequest r = request(48, 0.7);
+    Question r = request(48, 0.7);
     for (int kind = 0; kind < 3; ++kind) {
         if (kind == 0) r.sampling.repetition_penalty = 1.2;
         if (kind == 1) r.sampling.repetition_penalty = 1, r.sampling.logprobs = 2;
         if (kind == 2) r.sampling.logprobs = -1, r.sampling.logit_bias = {{5, 1.5}};
-        const GenerationResult truth = plain(r);
-        const GenerationResult result = drafted(r, fixed(6, 0));
+        const Answered truth = plain(r);
+        const Answered result = drafted(r, fixed(6, 0));
         expect_same(truth, result, fmt::format("kind {}", kind));
+        EXPECT_EQ(last_rounds > 0, kind == 2) << "a GPU and a sampler know biases";
         ASSERT_EQ(result.logprobs.size(), truth.logprobs.size());
         for (size_t i = 0; i < truth.logprobs.size(); ++i)
             EXPECT_EQ(result.logprobs[i].logprob, truth.logprobs[i].logprob);
@@ -199,44 +224,43 @@ TEST_P(DraftRoundsTest, what_needs_the_host_goes_to_the_host) {
 
 TEST_P(DraftRoundsTest, a_conversation_goes_on_from_what_was_accepted) {
     const auto talk = [&] {
-        session->clear();
-        const GenerationResult first = session->generate(request(40));
+        engine->forget();
+        const Answered first = engine->answer(request(40));
         std::vector<int32_t> next = prompt;
         next.insert(next.end(), first.tokens.begin(), first.tokens.end());
         next.push_back(3);
-        GenerateRequest r = request(40);
+        Question r = request(40);
         r.prompt = next;
-        return session->generate(r);
+        return engine->answer(r);
     };
-    session->speculate(nullptr, {});
-    const GenerationResult expected = talk();
+    engine->speculate(nullptr, {});
+    const Answered expected = talk();
     for (const int32_t tree : {0, 12}) {
-        session->speculate(drafter, fixed(7, tree));
-        const GenerationResult again = talk();
+        engine->speculate(drafter, fixed(7, tree));
+        const Answered again = talk();
         expect_same(expected, again, "second turn");
         EXPECT_GT(again.reused_tokens, 0);
     }
 }
 
-TEST_P(DraftRoundsTest, who_throws_leaves_a_session_that_works) {
-    const GenerateRequest r = request(60);
-    const GenerationResult truth = plain(r);
+TEST_P(DraftRoundsTest, who_throws_leaves_an_engine_that_works) {
+    const Question r = request(60);
+    const Answered truth = plain(r);
     for (const bool adaptive : {false, true}) {
         SpeculationOptions o = fixed(7, 0);
         o.adaptive = adaptive;
-        session->speculate(drafter, o);
-        GenerateRequest failing = r;
+        engine->speculate(drafter, o);
+        Question failing = r;
         failing.on_token = [seen = 0](const Sampled&) mutable {
             if (++seen == 20) throw std::runtime_error("enough");
         };
         EXPECT_THROW(run(failing), std::runtime_error);
-        EXPECT_EQ(std::ssize(session->tokens()), std::ssize(prompt) + 19) << "what was fed stays";
         expect_same(truth, run(r), "after an exception");
         std::atomic<bool> cancel = false;
-        GenerateRequest cut = r;
+        Question cut = r;
         cut.cancel = &cancel;
         cut.on_token = [&, seen = 0](const Sampled&) mutable { cancel = ++seen == 20; };
-        const GenerationResult part = run(cut);
+        const Answered part = run(cut);
         EXPECT_EQ(part.reason, FinishReason::cancelled);
         EXPECT_EQ(part.tokens, std::vector<int32_t>(truth.tokens.begin(), truth.tokens.begin() + 20));
     }
@@ -244,14 +268,14 @@ TEST_P(DraftRoundsTest, who_throws_leaves_a_session_that_works) {
 
 TEST_P(DraftRoundsTest, recorded_rounds_say_what_their_kernels_say) {
     RT_GPU_ONLY();
-    const GenerateRequest r = request(60);
-    const GenerationResult truth = plain(r);
+    const Question r = request(60);
+    const Answered truth = plain(r);
     for (const int32_t tree : {0, 12}) {
         expect_same(truth, drafted(r, fixed(6, tree)), "graphs");
         int64_t seen = 0;
-        session->runner().context().tap = [&](std::string_view, int, const Tensor&) { ++seen; };  // no graphs
+        engine->machine().runner().context().tap = [&](std::string_view, int, const Tensor&) { ++seen; };  // no graphs
         expect_same(truth, drafted(r, fixed(6, tree)), "kernel by kernel");
-        session->runner().context().tap = nullptr;
+        engine->machine().runner().context().tap = nullptr;
         EXPECT_GT(seen, 0);
         expect_same(truth, drafted(r, fixed(6, tree)), "graphs again");
     }

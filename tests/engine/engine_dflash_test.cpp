@@ -8,10 +8,13 @@ namespace {
 
 std::string demo_drafter_path() { return source_dir() + "/models/demo/laguna-demo-dflash.gguf"; }
 
-EngineOptions drafting(int32_t width, int32_t tree, bool adaptive = false) {
+using Rounds = SpeculationOptions::Rounds;
+
+EngineOptions drafting(int32_t width, int32_t tree, bool adaptive = false, Rounds rounds = Rounds::choose) {
     EngineOptions o = demo_options();
     o.speculation.drafter = demo_drafter_path();
     o.speculation.width = width, o.speculation.tree = tree, o.speculation.adaptive = adaptive;
+    o.speculation.rounds = rounds;
     return o;
 }
 
@@ -55,10 +58,11 @@ TEST(EngineDflash, in_a_crowd_each_gets_the_tokens_of_a_lone_run) {
         asked = code_requests(*engine);
         for (const Request& r : asked) truths.push_back(ask(*engine, r));
     }
-    for (const auto& [width, tree, adaptive] :
-         {std::tuple(4, 0, false), std::tuple(7, 12, false), std::tuple(15, 0, true)}) {
+    for (const auto& [width, tree, adaptive, rounds] :
+         {std::tuple(4, 0, false, Rounds::host), std::tuple(7, 12, false, Rounds::device),
+          std::tuple(15, 0, true, Rounds::host), std::tuple(15, 0, true, Rounds::device)}) {
         if (kThreadSanitizer && tree == 0 && !adaptive) continue;
-        EngineOptions o = drafting(width, tree, adaptive);
+        EngineOptions o = drafting(width, tree, adaptive, rounds);
         o.prefix_cache = false;
         const auto engine = Engine::open(demo_path(), o);
         Listener listener;
@@ -79,6 +83,9 @@ TEST(EngineDflash, in_a_crowd_each_gets_the_tokens_of_a_lone_run) {
         const EngineStats stats = engine->stats();
         EXPECT_EQ(stats.drafted_rows, drafted);
         EXPECT_EQ(stats.accepted_rows, accepted);
+        if (rounds == Rounds::host) {
+            EXPECT_EQ(stats.rounds, 0);
+        }
         EXPECT_EQ(std::ssize(stats.draft_slots), std::min(width, 7)) << "it fills seven";
         if (adaptive) continue;
         EXPECT_GT(accepted, count * 10) << "the drafter knows what it drafts for";
@@ -86,10 +93,42 @@ TEST(EngineDflash, in_a_crowd_each_gets_the_tokens_of_a_lone_run) {
     }
 }
 
+/// One answer decodes in rounds of the device until another comes, and again when it is alone.
+TEST(EngineDflash, rounds_end_where_others_come_and_begin_again_when_they_have_gone) {
+    EngineOptions plain = demo_options();
+    plain.prefix_cache = false;
+    EngineOptions o = drafting(5, 0, false, Rounds::device);
+    o.prefix_cache = false;
+    const auto judge = Engine::open(demo_path(), plain), engine = Engine::open(demo_path(), o);
+    Request long_one = continuation(encoded(*engine, "def fibonacci(n):\n"), 300);
+    const Request short_one = continuation(encoded(*engine, "class Stack:\n    def push(self, item):\n"), 12);
+    const Heard long_truth = ask(*judge, long_one), short_truth = ask(*judge, short_one);
+    Listener listener;
+    engine->submit(long_one, listener.sink(0));
+    int64_t rounds = 0;
+    for (int i = 1; i <= 4; ++i) {
+        listener.wait(0, [&](const Heard& h) { return h.over() || std::ssize(h.tokens) >= 60 * i - 40; });
+        const int64_t before = engine->stats().rounds;
+        EXPECT_TRUE(i == 1 || before >= rounds);
+        rounds = before;
+        engine->submit(short_one, listener.sink(i));
+        EXPECT_EQ(listener.answer(i).tokens, short_truth.tokens) << i;
+    }
+    EXPECT_EQ(listener.answer(0).tokens, long_truth.tokens);
+    engine->drain();
+    const EngineStats stats = engine->stats();
+    EXPECT_GT(stats.rounds, 20);
+    EXPECT_LT(stats.rounds, stats.steps);
+}
+
 /// Features come from the prompt's step, in parts beside decoding answers too.
-TEST(EngineDflash, a_conversation_is_drafted_from_where_the_cache_has_it) {
+class EngineDflashRounds : public ::testing::TestWithParam<Rounds> {};
+INSTANTIATE_TEST_SUITE_P(All, EngineDflashRounds, ::testing::Values(Rounds::host, Rounds::device),
+                         [](const auto& test) { return test.param == Rounds::host ? "host" : "device"; });
+
+TEST_P(EngineDflashRounds, a_conversation_is_drafted_from_where_the_cache_has_it) {
     const auto plain = Engine::open(demo_path(), demo_options());
-    const auto engine = Engine::open(demo_path(), drafting(5, 0));
+    const auto engine = Engine::open(demo_path(), drafting(5, 0, false, GetParam()));
     std::vector<int32_t> text = encoded(*engine, "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n");
     std::vector<int32_t> twin = text;
     for (int turn = 0; turn < 4; ++turn) {

@@ -202,25 +202,27 @@ TEST(EngineHybrid, a_step_that_fails_leaves_the_others_as_they_were) {
     }
 }
 
-TEST(SessionHybrid, the_next_turn_of_a_chat_goes_on_from_what_was_kept) {
+TEST(SessionHybrid, going_back_goes_on_from_what_was_kept) {
     std::mt19937 random(12);
     const Fixture fixture("qwen35_tied");
     const auto session = fixture.session(32), fresh = fixture.session(32);
     std::vector<int32_t> prompt = invent(random, 90);
     for (int turn = 0; turn < 4; ++turn) {
-        GenerateRequest request;
-        request.prompt = prompt;
-        request.sampling.temperature = 0;
-        request.sampling.max_tokens = 12;
-        const GenerationResult answer = session->generate(request);
+        const auto read = [&](Session& by, int64_t& computed) {
+            by.prefill(prompt, [&](int64_t, int64_t total) { computed = total; });
+            return draw_greedily(by, prompt, 12);
+        };
+        int64_t computed = 0, all = 0;
+        const Drawn warm = read(*session, computed);
         fresh->clear();
-        const GenerationResult cold = fresh->generate(request);
-        EXPECT_EQ(answer.tokens, cold.tokens);
-        EXPECT_EQ(answer.logits_hash, cold.logits_hash);
+        const Drawn cold = read(*fresh, all);
+        EXPECT_EQ(warm.tokens, cold.tokens);
+        EXPECT_EQ(warm.logits_hash, cold.logits_hash);
+        EXPECT_EQ(all, std::ssize(prompt));
         if (turn > 0) {
-            EXPECT_EQ(answer.reused_tokens, turn == 3 ? 0 : std::ssize(prompt) - 50 - 14) << turn;
+            EXPECT_EQ(computed, turn == 3 ? std::ssize(prompt) : 50 + 14) << turn;
         }
-        prompt.resize(prompt.size() - 2);  // a template writes other tokens behind a message that is over
+        prompt.resize(prompt.size() - 2);
         const std::vector<int32_t> more = invent(random, 50);
         prompt.insert(prompt.end(), more.begin(), more.end());
         if (turn == 2) prompt[5] = (prompt[5] + 1) % 128;

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "tests/engine/engine_world.h"
+#include "tests/models/fixture.h"
 
 namespace riptide::testing {
 namespace {
@@ -28,27 +29,26 @@ class EngineTest : public ::testing::Test {
     }
 };
 
-TEST_F(EngineTest, an_answer_is_what_a_session_gives) {
+TEST_F(EngineTest, an_answer_is_what_is_drawn_from_a_lone_sequence) {
     SessionOptions options = demo_options();
     const auto session = Session::open(demo_path(), options);
     const std::vector<int32_t> prompt = engine->tokenize(TextPrompt{"The capital of France is"});
-    GenerateRequest generate;
-    generate.prompt = prompt;
-    generate.sampling.max_tokens = 40;
     for (const double temperature : {0.0, 0.8}) {
-        generate.sampling.temperature = temperature;
-        generate.sampling.seed = 5;
-        generate.tokenizer = engine->tokenizer();
-        const GenerationResult expected = session->generate(generate);
         Request request = continuation(prompt, 40);
-        request.sampling = generate.sampling;
-        request.sampling.ignore_eos = true;
+        request.sampling.temperature = temperature;
+        request.sampling.seed = 5;
+        request.hash_logits = true;
+        const Drawn expected = draw(*session, prompt, request.sampling);
         const Heard heard = ask(*engine, request);
         ASSERT_TRUE(heard.done) << (heard.failed ? heard.failed->message : "");
         EXPECT_EQ(heard.tokens, expected.tokens);
-        EXPECT_EQ(heard.text, expected.text);
+        EXPECT_EQ(heard.text, engine->tokenizer()->decode(expected.tokens));
         EXPECT_TRUE(heard.last);
         EXPECT_EQ(heard.done->reason, FinishReason::length);
+        if (test_gpu() == nullptr) {  // there the device draws, and logits stay where they are
+            EXPECT_EQ(heard.done->logits_hash, expected.logits_hash);
+        }
+        EXPECT_EQ(heard.done->usage.steps, 39) << "the last token is not fed";
         EXPECT_EQ(heard.done->usage.prompt, std::ssize(prompt));
         EXPECT_EQ(heard.done->usage.completion, 40);
         EXPECT_EQ(heard.done->version, 1);

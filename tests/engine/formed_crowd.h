@@ -11,7 +11,7 @@
 
 namespace riptide::testing {
 
-enum class Drawn { by_host, by_device };
+enum class DrawnBy { host, device };
 
 /// What came of some requests.
 struct Outcome {
@@ -27,14 +27,14 @@ struct Crowd {
     std::optional<EngineLoop::MaskSteps> mask_steps = {};
     int64_t end_at = -1;  // searches of masks after which the loop ends, with all that is left
 
-    Outcome run(Drawn drawn) const {
+    Outcome run(DrawnBy drawn) const {
         Machine machine(open_checkpoint(demo_path()), options);
         std::optional<HostDecoder> stand_in;
-        if (machine.decoder() != nullptr && drawn == Drawn::by_host) {
+        if (machine.decoder() != nullptr && drawn == DrawnBy::host) {
             DecodeDevice device = *machine.decoder();
             device.forward = {}, device.draw = {}, device.draw_rows = {};
             machine.use_decoder(std::move(device));
-        } else if (machine.decoder() == nullptr && drawn == Drawn::by_device) {
+        } else if (machine.decoder() == nullptr && drawn == DrawnBy::device) {
             machine.use_decoder(stand_in.emplace(machine).functions());
         }
         const ModelText text(*machine.checkpoint());

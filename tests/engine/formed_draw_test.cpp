@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/engine/formed_crowd.h"
+#include "tests/engine/solo.h"
 
 namespace riptide::testing {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 TEST(FormedDraw, answers_in_a_crowd_are_those_that_the_host_draws) {
     for (const uint64_t seed : brief<uint64_t>({1, 2, 3}, 1)) {
         const Crowd crowd{.requests = formed_requests(false), .seed = seed};
-        const Outcome host = crowd.run(Drawn::by_host), device = crowd.run(Drawn::by_device);
+        const Outcome host = crowd.run(DrawnBy::host), device = crowd.run(DrawnBy::device);
         expect_same_outcome(device, host);
         EXPECT_EQ(host.stats.formed_rows, 0);
         EXPECT_GT(device.stats.formed_rows, 400);
@@ -23,7 +24,7 @@ TEST(FormedDraw, a_lone_answer_runs_a_step_ahead_of_its_draws) {
     for (const Request& request : brief(formed_requests(false), 6)) {
         if (request.format.kind == AnswerFormat::Kind::any) continue;
         const Crowd one{.requests = {request}};
-        const Outcome host = one.run(Drawn::by_host), device = one.run(Drawn::by_device);
+        const Outcome host = one.run(DrawnBy::host), device = one.run(DrawnBy::device);
         expect_same_outcome(device, host);
         EXPECT_GE(device.stats.formed_rows, std::ssize(host.heard[0].tokens) - 1) << "all but the first";
     }
@@ -31,15 +32,15 @@ TEST(FormedDraw, a_lone_answer_runs_a_step_ahead_of_its_draws) {
 
 TEST(FormedDraw, drafts_change_nothing) {
     Crowd crowd{.requests = formed_requests(true)};
-    const Outcome host = crowd.run(Drawn::by_host);
+    const Outcome host = crowd.run(DrawnBy::host);
     for (const int32_t tree : {0, 12}) {
         draft_well(crowd, host, tree);
-        const Outcome drafted = crowd.run(Drawn::by_device);
+        const Outcome drafted = crowd.run(DrawnBy::device);
         expect_same_outcome(drafted, host);
         EXPECT_GT(drafted.stats.formed_rows, 400);
         EXPECT_GT(drafted.stats.accepted_rows, 200);
         EXPECT_GT(drafted.stats.drafted_rows, drafted.stats.accepted_rows) << "some were wrong";
-        expect_same_outcome(crowd.run(Drawn::by_host), host);
+        expect_same_outcome(crowd.run(DrawnBy::host), host);
     }
 }
 
@@ -53,13 +54,13 @@ TEST(FormedDraw, a_cancelled_answer_and_one_whose_form_ends_in_nothing_leave_the
     for (int32_t id = 0; id < text.tokenizer()->vocab_size(); ++id)
         if (text.tokenizer()->piece(id).find('x') != std::string::npos) stuck.sampling.stop_ids.push_back(id);
     stuck.sampling.logit_bias.clear();
-    const Outcome host = crowd.run(Drawn::by_host), device = crowd.run(Drawn::by_device);
+    const Outcome host = crowd.run(DrawnBy::host), device = crowd.run(DrawnBy::device);
     expect_same_outcome(device, host);
     ASSERT_TRUE(device.heard[6].failed);
     EXPECT_NE(device.heard[6].failed->message.find("allows no further token"), std::string::npos);
     EXPECT_GT(device.heard[6].tokens.size(), 1u);
     crowd.cancelled = 1;
-    const Outcome without = crowd.run(Drawn::by_device);
+    const Outcome without = crowd.run(DrawnBy::device);
     ASSERT_TRUE(without.heard[1].done);
     EXPECT_EQ(without.heard[1].done->reason, FinishReason::cancelled);
     for (size_t i = 2; i < crowd.requests.size(); ++i) EXPECT_EQ(without.heard[i].tokens, host.heard[i].tokens) << i;
@@ -82,31 +83,28 @@ TEST(FormedDraw, weights_may_be_loaded_anew_between_answers) {
     }
 }
 
-TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_drafts) {
-    const auto session = Session::open(demo_path(), demo_options());
-    const auto checkpoint = open_checkpoint(demo_path());
-    const ModelText text(*checkpoint);
-    Constrainer constrainer;
+TEST(FormedDraw, a_lone_answer_is_the_same_ahead_and_with_drafts) {
+    Solo solo(open_checkpoint(demo_path()), demo_options());
+    const ModelText& text = solo.text();
     const std::vector<int32_t> prompt =
         text.encode(TextPrompt{"Say [1, 2, 3] and [1, 2, 3] and [1, 2, 3] again:"}).tokens;
     for (const Request& like : brief(formed_requests(false), 6)) {
         if (like.format.kind == AnswerFormat::Kind::any) continue;
-        GenerateRequest asked;
+        Question asked;
         asked.prompt = prompt;
         asked.sampling = like.sampling;
-        asked.sampling.stop_ids = text.stop_ids();
-        asked.tokenizer = text.tokenizer();
-        asked.constraint = constrainer.get(*text.tokenizer(), like.format);
+        asked.format = like.format;
+        asked.eos = true;
         const auto answer = [&](int64_t logprobs, std::shared_ptr<Drafter> drafter) {
             SpeculationOptions options;
             options.width = 4;
             options.adaptive = false;
-            session->speculate(std::move(drafter), options);
-            session->clear();
+            solo.speculate(std::move(drafter), options);
+            solo.forget();
             asked.sampling.logprobs = logprobs;  // 0: drawn on the host
-            return session->generate(asked);
+            return solo.answer(asked);
         };
-        const GenerationResult host = answer(0, nullptr), device = answer(-1, nullptr);
+        const Answered host = answer(0, nullptr), device = answer(-1, nullptr);
         EXPECT_EQ(device.tokens, host.tokens);
         EXPECT_EQ(device.reason, host.reason);
         std::vector<int32_t> whole = prompt;
@@ -114,7 +112,7 @@ TEST(FormedDraw, a_session_gives_the_same_answers_ahead_and_with_drafts) {
         auto random = std::make_shared<std::mt19937>(5u);
         const auto drafter = std::make_shared<TestDrafter>(
             4, oracle(whole, 300, [random](int32_t) { return (*random)() % 4 == 0 ? 1 : 0; }));
-        const GenerationResult drafted = answer(-1, drafter);
+        const Answered drafted = answer(-1, drafter);
         EXPECT_EQ(drafted.tokens, host.tokens);
         EXPECT_EQ(drafted.reason, host.reason);
         EXPECT_TRUE(host.tokens.size() < 20 || drafted.decode_steps < host.decode_steps) << "drafts were right";

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "engine/sampling/device_sampling.h"
-#include "engine/session/session.h"
+#include "tests/engine/solo.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {
@@ -31,10 +31,10 @@ class GpuSessionTest : public ::testing::TestWithParam<std::string> {
   protected:
     void SetUp() override {
         RT_GPU_ONLY();
-        session = fixture.session();
+        engine = std::make_unique<Solo>(open_checkpoint(fixture.model_path()), fixture.options());
     }
-    GenerateRequest request(const SamplingParams& sampling, int64_t tokens) const {
-        GenerateRequest r;
+    Question request(const SamplingParams& sampling, int64_t tokens) const {
+        Question r;
         r.prompt = prompt;
         r.sampling = sampling;
         r.sampling.max_tokens = tokens;
@@ -42,18 +42,18 @@ class GpuSessionTest : public ::testing::TestWithParam<std::string> {
     }
     Fixture fixture{GetParam()};
     const std::vector<int32_t>& prompt = fixture.prompts.back().tokens;
-    std::unique_ptr<Session> session;
+    std::unique_ptr<Solo> engine;
 };
 INSTANTIATE_TEST_SUITE_P(All, GpuSessionTest, ::testing::Values("laguna_xs2", "laguna_int4", "qwen3_tied"),
                          fixture_name);
 
-// 200 tokens are four stretches of 64 rows (Session::decode_ahead), over graphs that earlier settings recorded.
+// 200 tokens are four stretches of 64 rows (Scheduler::run_ahead), over graphs that earlier settings recorded.
 TEST_P(GpuSessionTest, the_device_draws_what_the_host_draws_from_its_logits) {
     for (const SamplingParams& sampling : drawing_settings()) {
-        GenerateRequest r = request(sampling, 200);
-        const std::vector<int32_t> drawn = session->generate(r).tokens;
+        Question r = request(sampling, 200);
+        const std::vector<int32_t> drawn = engine->answer(r).tokens;
         r.sampling.logprobs = 0;  // takes the logits of each step to the host
-        const GenerationResult host = session->generate(r);
+        const Answered host = engine->answer(r);
         EXPECT_EQ(drawn, host.tokens) << "seed " << sampling.seed;
         EXPECT_EQ(host.logprobs.size(), host.tokens.size());
     }
@@ -61,30 +61,30 @@ TEST_P(GpuSessionTest, the_device_draws_what_the_host_draws_from_its_logits) {
 
 TEST_P(GpuSessionTest, graphs_draw_what_their_kernels_draw) {
     for (const SamplingParams& sampling : drawing_settings()) {
-        const GenerateRequest r = request(sampling, 80);
-        const std::vector<int32_t> drawn = session->generate(r).tokens;
+        const Question r = request(sampling, 80);
+        const std::vector<int32_t> drawn = engine->answer(r).tokens;
         int64_t seen = 0;
-        session->runner().context().tap = [&](std::string_view, int, const Tensor&) { ++seen; };  // no graphs
-        const std::vector<int32_t> eager = session->generate(r).tokens;
-        session->runner().context().tap = nullptr;
+        engine->machine().runner().context().tap = [&](std::string_view, int, const Tensor&) { ++seen; };  // no graphs
+        const std::vector<int32_t> eager = engine->answer(r).tokens;
+        engine->machine().runner().context().tap = nullptr;
         EXPECT_GT(seen, 80);
         EXPECT_EQ(drawn, eager) << "seed " << sampling.seed;
-        EXPECT_EQ(session->generate(r).tokens, drawn) << "graphs again, behind kernel by kernel";
+        EXPECT_EQ(engine->answer(r).tokens, drawn) << "graphs again, behind kernel by kernel";
     }
 }
 
 TEST_P(GpuSessionTest, several_sequences_draw_as_each_would_alone) {
     constexpr size_t kSequences = 5;
     constexpr int64_t kSteps = 24;
-    const Model& model = session->model();
+    const Model& model = engine->machine().model();
     KvCacheOptions options;
     options.k_dtype = options.v_dtype = DType::f16;
     options.page_rows = 16;
     options.pages = 64;
     options.max_sequences = kSequences;
     options.max_step_rows = 32;
-    KvCache cache(model.state_specs(), options, session->gpu()),
-        alone_cache(model.state_specs(), options, session->gpu());
+    KvCache cache(model.state_specs(), options, engine->machine().gpu()),
+        alone_cache(model.state_specs(), options, engine->machine().gpu());
     Runner runner(model, cache, nullptr), alone(model, alone_cache, nullptr);
     alone.context().tap = [](std::string_view, int, const Tensor&) {};  // the judge goes kernel by kernel
     GpuDecoder decoder(model, cache, runner.context(), runner.device_batch(), kSequences);
@@ -113,7 +113,7 @@ TEST_P(GpuSessionTest, several_sequences_draw_as_each_would_alone) {
                 for (int64_t i = 0; i < kSteps; ++i) {
                     const StepItem item{&lone, std::span(&token, 1)};
                     const std::vector<float> logits =
-                        host_values(session->gpu(), alone.step(std::span(&item, 1), Family::decode));
+                        host_values(engine->machine().gpu(), alone.step(std::span(&item, 1), Family::decode));
                     lone.commit_prefix(1);
                     token = sampler.sample(logits, lone.length()).token;
                     sampler.accept(token);
@@ -142,43 +142,44 @@ TEST_P(GpuSessionTest, several_sequences_draw_as_each_would_alone) {
 
 TEST_P(GpuSessionTest, damaged_kv_fails_the_request_alone) {
     const std::vector<SamplingParams> all = drawing_settings();
-    const std::vector<int32_t> good = session->generate(request(all[0], 8)).tokens;
-    for (const bool sampled : {false, true}) {
-        session->prefill(prompt);
-        for (const KvView& view : session->cache().views()) {  // NaN in every value of every sequence
-            const int64_t slots =
-                view.window > 0 ? view.ring_rows : int64_t{session->cache().options().pages} * view.page_rows;
-            session->gpu()->fill(view.v, 0xFF, slots * view.v_slot_bytes);
-        }
-        ops::SampleStart start;
-        start.params.top_k = 5;
-        int drawn = 0;
+    const std::vector<int32_t> good = engine->answer(request(all[0], 8)).tokens;
+    for (const SamplingParams& sampling : {all[0], all[2]}) {
+        int64_t told = 0;
+        Question r = request(sampling, 200);
+        r.on_token = [&](const Sampled&) {
+            if (++told != 1) return;
+            KvCache& cache = engine->machine().cache();  // NaN in every value of every sequence
+            for (const KvView& view : cache.views()) {
+                const int64_t slots =
+                    view.window > 0 ? view.ring_rows : int64_t{cache.options().pages} * view.page_rows;
+                engine->machine().gpu()->fill(view.v, 0xFF, slots * view.v_slot_bytes);
+            }
+        };
         try {
-            session->decode_ahead(
-                3, 20, [&](int32_t) { return ++drawn > 0; }, sampled ? &start : nullptr);
+            engine->answer(r);
             ADD_FAILURE() << "no error";
         } catch (const Error& error) {
             EXPECT_NE(std::string(error.what()).find("no token can be drawn for position"), std::string::npos)
                 << error.what();
         }
-        EXPECT_EQ(drawn, 0);
-        EXPECT_TRUE(session->tokens().empty()) << "damaged K/V must not be used again";
-        EXPECT_EQ(session->generate(request(all[0], 8)).tokens, good);
+        EXPECT_LT(told, 200);
+        EXPECT_EQ(engine->answer(request(all[0], 8)).reused_tokens, 0) << "damaged K/V must not be used again";
+        EXPECT_EQ(engine->answer(request(all[0], 8)).tokens, good);
     }
 }
 
-TEST_P(GpuSessionTest, a_callback_that_throws_leaves_the_sequence_as_far_as_it_was_told) {
+TEST_P(GpuSessionTest, a_listener_that_throws_ends_its_answer_alone) {
     for (const SamplingParams& sampling : drawing_settings()) {
-        GenerateRequest r = request(sampling, 30);
-        const std::vector<int32_t> whole = session->generate(r).tokens;
+        Question r = request(sampling, 30);
+        const std::vector<int32_t> whole = engine->answer(r).tokens;
         int seen = 0;
         r.on_token = [&](const Sampled&) {
             if (++seen == 7) throw std::runtime_error("the listener has gone");
         };
-        EXPECT_THROW(session->generate(r), std::runtime_error);
-        EXPECT_EQ(std::ssize(session->tokens()), std::ssize(prompt) + 6);
+        EXPECT_THROW(engine->answer(r), std::runtime_error);
+        EXPECT_EQ(seen, 7);
         r.on_token = {};
-        EXPECT_EQ(session->generate(r).tokens, whole) << "seed " << sampling.seed;
+        EXPECT_EQ(engine->answer(r).tokens, whole) << "seed " << sampling.seed;
     }
 }
 
@@ -223,14 +224,14 @@ TEST(GpuErrors, a_plan_that_leaves_nothing_to_spare_is_kept) {
     options.speculation.adaptive = false;
     std::vector<int32_t> prompt;
     for (int32_t i = 0; i < fewer(1900, 40); ++i) prompt.push_back(300 + i * i % 211);
-    GenerateRequest request;
-    request.prompt = prompt;
+    Question request = greedily(prompt, fewer(100, 12));
+    request.sampling = {};
     request.sampling.max_tokens = fewer(100, 12);
     const auto answer = [&](int64_t budget) {
         options.gpu->memory_budget = budget;
-        const auto session = Session::open(folder + "laguna-demo.gguf", options);
-        const std::vector<int32_t> tokens = session->generate(request).tokens;
-        const MemoryPlan& plan = session->memory_plan();
+        Solo solo(open_checkpoint(folder + "laguna-demo.gguf"), options);
+        const std::vector<int32_t> tokens = solo.answer(request).tokens;
+        const MemoryPlan& plan = solo.machine().memory_plan();
         return std::pair(tokens, plan.weights + plan.drafter + plan.kv + plan.workspace + kUnplannedBytes);
     };
     const auto plain = answer(0);

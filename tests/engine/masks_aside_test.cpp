@@ -30,10 +30,10 @@ std::vector<Request> slow_and_quick(bool greedy) {
 
 TEST(MasksAside, found_by_another_thread_they_change_no_token) {
     Crowd crowd{.requests = slow_and_quick(false)};
-    const Outcome host = crowd.run(Drawn::by_host);
+    const Outcome host = crowd.run(DrawnBy::host);
     crowd.mask_steps = kAllAside;
     for (const uint64_t seed : brief<uint64_t>({1, 2}, 1))
-        for (const Drawn drawn : {Drawn::by_host, Drawn::by_device}) {
+        for (const DrawnBy drawn : {DrawnBy::host, DrawnBy::device}) {
             crowd.seed = seed;
             const Outcome aside = crowd.run(drawn);
             expect_same_outcome(aside, host);
@@ -42,7 +42,7 @@ TEST(MasksAside, found_by_another_thread_they_change_no_token) {
         }
     for (const size_t i : {1u, 7u}) {  // nobody else is there to run
         const Crowd one{.requests = {crowd.requests[i]}, .mask_steps = kAllAside};
-        for (const Drawn drawn : {Drawn::by_host, Drawn::by_device})
+        for (const DrawnBy drawn : {DrawnBy::host, DrawnBy::device})
             EXPECT_EQ(one.run(drawn).heard[0].tokens, host.heard[i].tokens);
     }
 }
@@ -50,10 +50,10 @@ TEST(MasksAside, found_by_another_thread_they_change_no_token) {
 TEST(MasksAside, the_engines_thread_does_so_much_in_a_step_and_no_more) {
     Crowd crowd{.requests = slow_and_quick(false)};
     crowd.mask_steps = {.mask = 1 << 20, .step = 1 << 30};
-    const Outcome all = crowd.run(Drawn::by_host);
+    const Outcome all = crowd.run(DrawnBy::host);
     EXPECT_EQ(all.stats.masks_aside, 0);
     EXPECT_GT(all.stats.most_mask_steps, 80) << "so that there is something to leave to others";
-    for (const Drawn drawn : {Drawn::by_host, Drawn::by_device}) {
+    for (const DrawnBy drawn : {DrawnBy::host, DrawnBy::device}) {
         crowd.mask_steps = {.mask = 10, .step = 20};
         const Outcome some = crowd.run(drawn);
         expect_same_outcome(some, all);
@@ -64,10 +64,10 @@ TEST(MasksAside, the_engines_thread_does_so_much_in_a_step_and_no_more) {
 
 TEST(MasksAside, drafts_behind_which_it_takes_long_are_not_looked_at) {
     Crowd crowd{.requests = slow_and_quick(true)};
-    const Outcome host = crowd.run(Drawn::by_host);
+    const Outcome host = crowd.run(DrawnBy::host);
     draft_well(crowd, host, 12);
-    const int64_t accepted = crowd.run(Drawn::by_device).stats.accepted_rows;
-    for (const Drawn drawn : {Drawn::by_host, Drawn::by_device}) {
+    const int64_t accepted = crowd.run(DrawnBy::device).stats.accepted_rows;
+    for (const DrawnBy drawn : {DrawnBy::host, DrawnBy::device}) {
         crowd.mask_steps = kAllAside;
         const Outcome drafted = crowd.run(drawn);
         expect_same_outcome(drafted, host);
@@ -80,20 +80,20 @@ TEST(MasksAside, drafts_behind_which_it_takes_long_are_not_looked_at) {
 TEST(MasksAside, an_error_ends_its_answer_alone) {
     Crowd crowd{.requests = slow_and_quick(false)};
     crowd.requests[4].format = hopeless_grammar();
-    const Outcome host = crowd.run(Drawn::by_host);
+    const Outcome host = crowd.run(DrawnBy::host);
     ASSERT_TRUE(host.heard[4].failed);
     EXPECT_NE(host.heard[4].failed->message.find("too ambiguous"), std::string::npos) << host.heard[4].failed->message;
     EXPECT_EQ(host.heard[4].failed->kind, ErrorKind::data);
     crowd.mask_steps = kAllAside;
-    for (const Drawn drawn : {Drawn::by_host, Drawn::by_device}) expect_same_outcome(crowd.run(drawn), host);
+    for (const DrawnBy drawn : {DrawnBy::host, DrawnBy::device}) expect_same_outcome(crowd.run(drawn), host);
 }
 
 TEST(MasksAside, who_is_cancelled_meanwhile_leaves_the_others_alone) {
     Crowd crowd{.requests = slow_and_quick(false), .mask_steps = kAllAside};
-    const Outcome whole = crowd.run(Drawn::by_host);
+    const Outcome whole = crowd.run(DrawnBy::host);
     for (const int64_t cancelled : {1, 7}) {
         crowd.cancelled = cancelled;
-        const Outcome without = crowd.run(Drawn::by_host);
+        const Outcome without = crowd.run(DrawnBy::host);
         for (size_t i = 0; i < crowd.requests.size(); ++i) {
             ASSERT_TRUE(without.heard[i].done) << i;
             if (static_cast<int64_t>(i) == cancelled) {
@@ -109,7 +109,7 @@ TEST(MasksAside, the_loop_may_end_meanwhile) {
     Crowd crowd{.requests = slow_and_quick(false), .mask_steps = kAllAside};
     for (const int64_t end_at : {1, 30, 150}) {
         crowd.end_at = end_at;
-        for (const Heard& heard : crowd.run(Drawn::by_host).heard) EXPECT_TRUE(heard.over());
+        for (const Heard& heard : crowd.run(DrawnBy::host).heard) EXPECT_TRUE(heard.over());
     }
 }
 

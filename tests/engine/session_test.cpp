@@ -1,13 +1,11 @@
-// Generation: what ends it, what is reused, what a user is told.
+// A session: what it is fed, what it reuses, what it refuses.
 #include "engine/session/session.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <random>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "tests/models/fixture.h"
 
 namespace riptide::testing {
@@ -19,19 +17,10 @@ class SessionTest : public ::testing::Test {
     const std::vector<int32_t>& prompt = fixture.prompts.back().tokens;
     const std::vector<int32_t>& greedy = fixture.prompts.back().greedy;
     std::unique_ptr<Session> session = fixture.session();
-
-    GenerateRequest request(int64_t max_tokens = 8) const {
-        GenerateRequest r;
-        r.prompt = prompt;
-        r.sampling.temperature = 0;
-        r.sampling.max_tokens = max_tokens;
-        return r;
-    }
-    std::vector<int32_t> first(size_t n) const { return {greedy.begin(), greedy.begin() + static_cast<ptrdiff_t>(n)}; }
 };
 
 template <class F>
-void expect_usage_error(const F& action, const std::string& message) {
+void expect_refused(const F& action, const std::string& message) {
     try {
         action();
         ADD_FAILURE() << "no error";
@@ -41,191 +30,58 @@ void expect_usage_error(const F& action, const std::string& message) {
     }
 }
 
-TEST_F(SessionTest, max_tokens_ends_an_answer) {
-    const GenerationResult result = session->generate(request(8));
-    EXPECT_EQ(result.tokens, first(8));
-    EXPECT_EQ(result.reason, FinishReason::length);
-    EXPECT_EQ(result.prompt_tokens, std::ssize(prompt));
-    EXPECT_EQ(result.decode_steps, 7);  // the last token is not fed
-    EXPECT_EQ(result.reused_tokens, 0);
-    EXPECT_GT(result.prefill_rate(), 0);
-    EXPECT_GT(result.decode_rate(), 0);
-    EXPECT_TRUE(result.logprobs.empty());
-}
-
-TEST_F(SessionTest, a_stop_id_ends_an_answer_and_is_not_part_of_it) {
-    const size_t at = 5;
-    ASSERT_EQ(std::find(greedy.begin(), greedy.begin() + at, greedy[at]), greedy.begin() + at);
-    GenerateRequest r = request(20);
-    r.sampling.stop_ids = {greedy[at]};
-    GenerationResult result = session->generate(r);
-    EXPECT_EQ(result.tokens, first(at));
-    EXPECT_EQ(result.reason, FinishReason::stop_id);
-    EXPECT_EQ(result.stop_token, greedy[at]);
-    // The model's own stop ids likewise, unless they are to be ignored.
-    r.sampling.stop_ids.clear();
-    const std::vector<int32_t> eos = {greedy[at]};
-    r.eos_ids = eos;
-    EXPECT_EQ(session->generate(r).tokens, first(at));
-    r.sampling.ignore_eos = true;
-    EXPECT_EQ(session->generate(r).tokens, first(20));
-    // Before min_tokens another token is drawn in its place.
-    r.sampling.ignore_eos = false;
-    r.sampling.min_tokens = static_cast<int64_t>(at) + 1;
-    result = session->generate(r);
-    EXPECT_GT(result.tokens.size(), at);
-    EXPECT_NE(result.tokens[at], greedy[at]);
-}
-
-TEST_F(SessionTest, a_full_context_ends_an_answer) {
-    SessionOptions options = fixture.options();
-    options.context = std::ssize(prompt) + 3;
-    session = Session::open(fixture.model_path(), options);
-    GenerationResult result = session->generate(request(-1));
-    EXPECT_EQ(result.reason, FinishReason::context);
-    EXPECT_EQ(result.tokens, first(4));  // three are fed, the fourth has no place
-    options.context = std::ssize(prompt);
-    session = Session::open(fixture.model_path(), options);
-    EXPECT_EQ(session->generate(request(-1)).tokens, first(1));
-    options.context = std::ssize(prompt) - 1;
-    session = Session::open(fixture.model_path(), options);
-    expect_usage_error(
-        [&] { session->generate(request()); },
-        fmt::format("the prompt has {} tokens, but the context holds {}", prompt.size(), prompt.size() - 1));
-}
-
-TEST_F(SessionTest, bad_prompts_and_options_are_errors) {
-    GenerateRequest r = request();
-    r.prompt = {};
-    expect_usage_error([&] { session->generate(r); }, "the prompt is empty: it needs at least one token");
+TEST_F(SessionTest, bad_tokens_and_options_are_errors) {
+    expect_refused([&] { session->prefill({}); }, "the prompt is empty: it needs at least one token");
     const std::vector<int32_t> outside = {1, 2, 128}, negative = {-1};
-    r.prompt = outside;
-    expect_usage_error([&] { session->generate(r); }, "token 2 of the prompt is 128, expected 0 to 127");
-    r.prompt = negative;
-    expect_usage_error([&] { session->generate(r); }, "token 0 of the prompt is -1, expected 0 to 127");
-    r = request();
-    r.sampling.top_p = 0;
-    expect_usage_error([&] { session->generate(r); }, "top_p is 0, expected more than 0 and at most 1");
-    r = request();
-    r.sampling.stop_strings = {"x"};
-    expect_usage_error([&] { session->generate(r); },
-                       "stop strings and text need a tokenizer, and this model has none");
-    EXPECT_EQ(session->generate(request()).tokens, first(8));  // a good request still works
+    expect_refused([&] { session->prefill(outside); }, "token 2 of the prompt is 128, expected 0 to 127");
+    expect_refused([&] { session->prefill(negative); }, "token 0 of the prompt is -1, expected 0 to 127");
+    EXPECT_FALSE(session->prefill(prompt).empty());  // good ones still work
     SessionOptions options = fixture.options();
+    options.context = std::ssize(prompt) - 1;
+    expect_refused(
+        [&] { Session::open(fixture.model_path(), options)->prefill(prompt); },
+        fmt::format("the prompt has {} tokens, but the context holds {}", prompt.size(), prompt.size() - 1));
+    options.context = std::ssize(prompt);
+    const auto full = Session::open(fixture.model_path(), options);
+    full->prefill(prompt);
+    EXPECT_THROW(full->decode(1), Error);
     options.context = int64_t{1} << 20;
-    expect_usage_error([&] { Session::open(fixture.model_path(), options); },
+    expect_refused([&] { Session::open(fixture.model_path(), options); },
                        "context is 1048576, but model.safetensors has positions for 131072 tokens");
     options = fixture.options();
     options.chunk_rows = -1;
-    expect_usage_error([&] { Session::open(fixture.model_path(), options); }, "chunk_rows is -1, expected 0 to 65536");
+    expect_refused([&] { Session::open(fixture.model_path(), options); }, "chunk_rows is -1, expected 0 to 65536");
     options = fixture.options();
     options.k_dtype = DType::q4_k;
     EXPECT_THROW(Session::open(fixture.model_path(), options), Error);
 }
 
-TEST_F(SessionTest, the_next_turn_is_computed_only_from_where_it_differs) {
+TEST_F(SessionTest, what_begins_alike_is_computed_only_from_where_it_differs) {
+    int64_t computed = 0;
+    const auto read = [&](Session& by, std::span<const int32_t> tokens) {
+        const std::span<const float> logits = by.prefill(tokens, [&](int64_t, int64_t total) { computed = total; });
+        return std::vector<float>(logits.begin(), logits.end());
+    };
+    read(*session, prompt);
+    EXPECT_EQ(computed, std::ssize(prompt));
+    for (size_t i = 0; i < 7; ++i) session->decode(greedy[i]);
     std::vector<int32_t> turn = prompt;
-    const GenerationResult one = session->generate(request(8));
-    turn.insert(turn.end(), one.tokens.begin(), one.tokens.end());
-    turn.insert(turn.end(), {3, 4, 5});
-    GenerateRequest r = request(8);
-    r.prompt = turn;
-    const GenerationResult warm = session->generate(r);
-    EXPECT_EQ(warm.reused_tokens, std::ssize(prompt) + 7);  // the eighth token was drawn but not fed
-    session->clear();
-    const GenerationResult cold = session->generate(r);
-    EXPECT_EQ(cold.reused_tokens, 0);
-    if (test_gpu() != nullptr) return;  // there, K/V of the answer came from decoding the first time, from prefill now
-    EXPECT_EQ(warm.tokens, cold.tokens);
-    EXPECT_EQ(warm.logits_hash, cold.logits_hash);
-}
-
-TEST_F(SessionTest, going_back_gives_what_a_fresh_start_gives) {
-    session->generate(request(8));
+    turn.insert(turn.end(), greedy.begin(), greedy.begin() + 8);
+    const std::vector<float> warm = read(*session, turn);
+    EXPECT_EQ(computed, 1) << "the eighth token was not fed";
+    if (test_gpu() == nullptr) {  // there, decoding rounds otherwise than prefill
+        EXPECT_EQ(warm, read(*fixture.session(), turn));
+    }
     for (const size_t keep : {prompt.size() - 1, prompt.size() - 30, size_t{100}, size_t{40}, size_t{1}}) {
         std::vector<int32_t> other(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(keep));
         other.push_back((prompt[keep] + 1) % 128);
-        GenerateRequest r = request(8);
-        r.prompt = other;
-        const GenerationResult warm = session->generate(r);
-        const GenerationResult cold = fixture.session()->generate(r);
-        EXPECT_EQ(warm.tokens, cold.tokens) << keep;
-        EXPECT_EQ(warm.logits_hash, cold.logits_hash) << keep;
-        EXPECT_LE(warm.reused_tokens, static_cast<int64_t>(keep));
-        session->generate(request(8));
+        const std::vector<float> back = read(*session, other);
+        EXPECT_GE(computed, 1);
+        EXPECT_EQ(back, read(*fixture.session(), other)) << keep;
+        read(*session, prompt);
     }
-    const GenerationResult again =
-        session->generate(request(8));  // the very same prompt: its last token is computed again
-    EXPECT_EQ(again.tokens, first(8));
-    EXPECT_EQ(again.reused_tokens, std::ssize(prompt) - 1);
-}
-
-TEST_F(SessionTest, cancelling_stops_between_steps) {
-    std::atomic<bool> cancel = false;
-    GenerateRequest r = request(50);
-    r.cancel = &cancel;
-    r.on_token = [&, n = 0](const Sampled&) mutable { cancel = ++n == 5; };
-    GenerationResult result = session->generate(r);
-    EXPECT_EQ(result.reason, FinishReason::cancelled);
-    EXPECT_EQ(result.tokens, first(5));
-    session->clear();
-    int64_t done = 0;
-    r.on_prefill = [&](int64_t at, int64_t) { done = at, cancel = true; };
-    cancel = false;
-    result = session->generate(r);
-    EXPECT_EQ(result.reason, FinishReason::cancelled);
-    EXPECT_TRUE(result.tokens.empty());
-    EXPECT_EQ(done, 64);                                        // one chunk
-    EXPECT_EQ(session->generate(request(8)).tokens, first(8));  // and what was computed is of use
-}
-
-TEST_F(SessionTest, progress_and_tokens_are_reported_as_they_come) {
-    std::vector<int64_t> progress;
-    std::vector<int32_t> tokens;
-    GenerateRequest r = request(6);
-    r.sampling.logprobs = 2;
-    r.on_prefill = [&](int64_t done, int64_t total) {
-        EXPECT_EQ(total, std::ssize(prompt));
-        progress.push_back(done);
-    };
-    r.on_token = [&](const Sampled& s) { tokens.push_back(s.token); };
-    const GenerationResult result = session->generate(r);
-    EXPECT_EQ(progress.back(), std::ssize(prompt));
-    EXPECT_EQ(std::ssize(progress), (std::ssize(prompt) + 63) / 64);
-    EXPECT_EQ(tokens, result.tokens);
-    ASSERT_EQ(result.logprobs.size(), 6u);
-    for (const Sampled& s : result.logprobs) {
-        EXPECT_EQ(s.top.size(), 2u);
-        EXPECT_EQ(s.top[0].token, s.token);  // greedy
-        EXPECT_EQ(s.top[0].logprob, s.logprob);
-    }
-}
-
-TEST_F(SessionTest, seeded_answers_repeat_and_do_not_depend_on_chunks_or_threads) {
-    GenerateRequest r = request(40);
-    r.sampling.temperature = 1.2;
-    r.sampling.seed = 5;
-    const GenerationResult one = session->generate(r);
-    SessionOptions options = fixture.options(7);
-    options.threads = 1;
-    const GenerationResult two = Session::open(fixture.model_path(), options)->generate(r);
-    EXPECT_EQ(one.tokens, two.tokens);
-    EXPECT_EQ(one.logits_hash, two.logits_hash);
-    r.sampling.seed = 6;
-    EXPECT_NE(session->generate(r).tokens, one.tokens);
-}
-
-TEST_F(SessionTest, the_logits_hash_covers_every_produced_step) {
-    RT_CPU_ONLY("a GPU's logits stay there: no hash");
-    const uint64_t eight = session->generate(request(8)).logits_hash;
-    EXPECT_NE(session->generate(request(9)).logits_hash, eight);
-    LogitsHash hash;
-    std::span<const float> logits = session->prefill(prompt);
-    for (size_t i = 0; i < 8; ++i) {
-        hash.add(logits);
-        if (i < 7) logits = session->decode(greedy[i]);
-    }
-    EXPECT_EQ(hash.value(), eight);
+    read(*session, prompt);
+    EXPECT_EQ(computed, 1) << "the very same: its last token is computed again";
 }
 
 TEST_F(SessionTest, a_checkpoint_that_shrinks_is_an_error) {
@@ -236,10 +92,10 @@ TEST_F(SessionTest, a_checkpoint_that_shrinks_is_an_error) {
         std::filesystem::copy_file(fixture_path(fixture.name) + "/" + file, folder + "/" + file,
                                    std::filesystem::copy_options::overwrite_existing);
     auto doomed = Session::open(folder + "/model.safetensors", fixture.options());
-    EXPECT_EQ(doomed->generate(request(4)).tokens, first(4));
+    EXPECT_EQ(draw_greedily(*doomed, prompt, 4).tokens, std::vector<int32_t>(greedy.begin(), greedy.begin() + 4));
     std::filesystem::resize_file(folder + "/model.safetensors", 5000);
     try {
-        doomed->generate(request(8));
+        draw_greedily(*doomed, prompt, 8);
         ADD_FAILURE() << "no error";
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
@@ -258,113 +114,6 @@ TEST_F(SessionTest, scoring_shows_every_position_once) {
     });
     EXPECT_EQ(rows, std::ssize(prompt));
     EXPECT_EQ(firsts[1], 64);
-}
-
-// Whole answers follow the model's distribution: every drawn token's randomised probability integral transform is
-// uniform. Finds a first token taken by argmax, greedy tokens strewn in, noise used twice. 19,200 draws notice 1 greedy
-// token in 16.
-TEST_F(SessionTest, sampled_answers_follow_the_distribution) {
-    RT_CPU_ONLY("scoring and decoding round differently; gpu_session_test.cpp and sample_cuda_test.cpp compare draws");
-    constexpr int kAnswers = 600, kLength = 32, kBins = 64;
-    GenerateRequest r = request(kLength);
-    const std::vector<int32_t> start(prompt.begin(), prompt.begin() + 7);
-    r.prompt = start;
-    r.sampling.temperature = 2;
-    r.sampling.top_p = 0.95;
-    std::vector<int> pooled(kBins), firsts(kBins);
-    std::mt19937_64 random(1);
-    for (int answer = 0; answer < kAnswers; ++answer) {
-        r.sampling.seed = static_cast<uint64_t>(answer);
-        const std::vector<int32_t> tokens = session->generate(r).tokens;
-        std::vector<int32_t> all = start;
-        all.insert(all.end(), tokens.begin(), tokens.end());
-        const std::vector<float> logits = all_logits(*session, all);
-        Sampler sampler(r.sampling, 128);
-        for (size_t i = 0; i < tokens.size(); ++i) {
-            auto p = sampler.distribution(std::span(logits).subspan((start.size() - 1 + i) * 128, 128));
-            std::stable_sort(p.begin(), p.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-            double below = 0, own = 0;
-            for (const auto& [token, probability] : p) {
-                if (token == tokens[i]) own = probability;
-                if (own > 0) break;
-                below += probability;
-            }
-            ASSERT_GT(own, 0);
-            const double v = static_cast<double>(random() >> 11) * 0x1p-53;
-            const auto bin = static_cast<size_t>(std::min(below + v * own, 1 - 1e-12) * kBins);
-            ++pooled[bin];
-            if (i == 0) ++firsts[bin / 8];
-        }
-    }
-    const auto chi2 = [](std::span<const int> bins, double expected) {
-        double sum = 0;
-        for (const int n : bins) sum += (n - expected) * (n - expected) / expected;
-        return sum;
-    };
-    EXPECT_LT(chi2(pooled, kAnswers * kLength / double{kBins}), 114.1);  // 63 degrees of freedom, alpha 1e-4
-    EXPECT_LT(chi2(std::span(firsts).first(8), kAnswers / 8.0), 29.9);   // 7 degrees of freedom, alpha 1e-4
-}
-
-// ---- text
-// ---------------------------------------------------------------------------------------------------------------------
-
-class TextTest : public SessionTest {
-  protected:
-    /// A vocabulary of 128 single printable bytes and pairs.
-    Tokenizer tokenizer = make();
-
-    static Tokenizer make() {
-        json::object keys;
-        json::array tokens, types;
-        for (int i = 0; i < 128; ++i) {
-            tokens.push_back(i < 94 ? json::string(1, static_cast<char>('!' + i))
-                                    : json::string(fmt::format("[{}]", i)));
-            types.push_back(1);
-        }
-        keys["tokenizer.ggml.model"] = "gpt2";
-        keys["tokenizer.ggml.pre"] = "gpt-2";
-        keys["tokenizer.ggml.tokens"] = tokens;
-        keys["tokenizer.ggml.token_type"] = types;
-        keys["tokenizer.ggml.merges"] = json::array();
-        return Tokenizer::from_gguf(keys, "test.gguf");
-    }
-    std::string text_of(std::span<const int32_t> tokens) const { return tokenizer.decode(tokens); }
-};
-
-TEST_F(TextTest, text_arrives_as_it_is_produced) {
-    std::string seen;
-    GenerateRequest r = request(20);
-    r.tokenizer = &tokenizer;
-    r.on_text = [&](std::string_view text) { seen += text; };
-    const GenerationResult result = session->generate(r);
-    EXPECT_EQ(seen, text_of(result.tokens));
-    EXPECT_EQ(result.text, seen);
-}
-
-TEST_F(TextTest, a_stop_string_over_several_tokens_ends_the_answer_before_it) {
-    const std::string whole = text_of(first(20));
-    const std::string before = text_of(first(6)), stop = text_of(std::span(greedy).subspan(6, 3));
-    ASSERT_EQ(whole.find(stop), before.size());
-    std::string seen;
-    GenerateRequest r = request(20);
-    r.tokenizer = &tokenizer;
-    r.sampling.stop_strings = {"never", stop};
-    r.on_text = [&](std::string_view text) { seen += text; };
-    GenerationResult result = session->generate(r);
-    EXPECT_EQ(result.reason, FinishReason::stop_string);
-    EXPECT_EQ(result.stop_string, stop);
-    EXPECT_EQ(seen, before);
-    EXPECT_EQ(result.text, before);
-    EXPECT_EQ(result.tokens, first(9));
-    // Cut short inside what might have become the stop string: the text is delivered after all.
-    r.sampling.max_tokens = 8;
-    result = session->generate(r);
-    EXPECT_EQ(result.reason, FinishReason::length);
-    EXPECT_EQ(result.text, text_of(first(8)));
-    // Before min_tokens it does not count.
-    r.sampling.max_tokens = 20;
-    r.sampling.min_tokens = 15;
-    EXPECT_GE(session->generate(r).tokens.size(), 15u);
 }
 
 TEST(SessionOptions, the_default_kv_type_fits_the_heads) {

@@ -8,6 +8,7 @@
 
 #include "engine/scheduler/schedule.h"
 #include "tests/engine/engine_world.h"
+#include "tests/engine/solo.h"
 #include "tests/engine/test_drafters.h"
 #include "tests/models/fixture.h"
 
@@ -302,8 +303,8 @@ TEST_P(SpeculationCrowd, every_width_and_tree_says_what_each_says_alone) {
     EXPECT_GT(all.drafted, all.accepted);
 }
 
-/// A session has a step of one sequence recorded for each number of rows, and on a GPU draws for all rows at once.
-TEST_P(SpeculationCrowd, in_a_session_every_width_and_tree_says_what_plain_decoding_says) {
+/// A step of one sequence is recorded for each number of rows.
+TEST_P(SpeculationCrowd, alone_every_width_and_tree_says_what_plain_decoding_says) {
     if (kThreadSanitizer) GTEST_SKIP() << "one thread";
     const bool full = full_counts();
     const int64_t wanted = wanted_tokens(1'000), tokens = full ? 220 : 60;
@@ -322,19 +323,15 @@ TEST_P(SpeculationCrowd, in_a_session_every_width_and_tree_says_what_plain_decod
         o.k_dtype = o.v_dtype = GetParam().kv;
         o.chunk_rows = 128;
         if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
-        const auto session = Session::open(path(), o);
+        Solo solo(open_checkpoint(path()), o);
         const auto answer = [&](const std::vector<int32_t>& prompt, int64_t most) {
-            GenerateRequest r;
-            r.prompt = prompt;
-            r.sampling.temperature = 0;
-            r.sampling.max_tokens = most;
-            session->clear();
-            return session->generate(r);
+            solo.forget();
+            return solo.answer(prompt, most);
         };
         std::vector<Truth> truths;  // every worker has answers of its own
         for (size_t i = worker; i < prompts.size(); i += static_cast<size_t>(test_jobs())) {
             truths.push_back({prompts[i], prompts[i]});
-            const GenerationResult plain = answer(prompts[i], tokens);
+            const Answered plain = answer(prompts[i], tokens);
             truths.back().whole.insert(truths.back().whole.end(), plain.tokens.begin(), plain.tokens.end());
             plain_tokens += tokens;
         }
@@ -346,20 +343,20 @@ TEST_P(SpeculationCrowd, in_a_session_every_width_and_tree_says_what_plain_decod
             for (uint32_t a = 0; a < (full ? 8 : 2); ++a) {
                 const Truth& truth = truths[(i + a) % truths.size()];
                 const Manner manner = manner_of(static_cast<uint32_t>(i) + a);
-                session->speculate(std::make_unique<TestDrafter>(
+                solo.speculate(std::make_unique<TestDrafter>(
                                        way.width,
                                        [&](const std::vector<int32_t>& known, int32_t slot, int32_t choices) {
                                            return drafts(truth.whole, manner, known, slot, choices, chance);
                                        }),
                                    s);
-                const GenerationResult drafted = answer(truth.prompt, wasteful(manner) ? tokens / 6 : tokens - a);
+                const Answered drafted = answer(truth.prompt, wasteful(manner) ? tokens / 6 : tokens - a);
                 EXPECT_EQ(std::ssize(drafted.tokens), wasteful(manner) ? tokens / 6 : tokens - a);
                 for (size_t t = 0; t < drafted.tokens.size(); ++t)
                     different += drafted.tokens[t] != truth.whole.at(truth.prompt.size() + t);
                 all_tokens += std::ssize(drafted.tokens);
                 accepted += drafted.speculation.accepted;
             }
-            session->speculate(nullptr, {});
+            solo.speculate(nullptr, {});
             if (full && (i + 1) % 32 == 0) {
                 fmt::print("{} {}: {} ways, {} tokens, {} different\n", GetParam().model, dtype_name(GetParam().kv),
                            i + 1, all_tokens.load(), different.load());

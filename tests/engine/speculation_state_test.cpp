@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "tests/engine/engine_world.h"
+#include "tests/engine/solo.h"
 #include "tests/engine/state_hash.h"
 #include "tests/engine/test_drafters.h"
 #include "tests/models/fixture.h"
@@ -44,37 +45,38 @@ TEST_P(SpeculationState, at_every_commit_it_is_that_of_plain_decoding) {
     o.page_rows = full_counts() ? 128 : 16;
     if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
     const auto open = [&] {
-        return Session::open(demo ? demo_path() : fixture_path(GetParam().model) + "/model.safetensors", o);
+        return std::make_unique<Solo>(
+            open_checkpoint(demo ? demo_path() : fixture_path(GetParam().model) + "/model.safetensors"), o);
     };
     const auto first = open();
-    const int64_t vocab = first->model().info().vocab_size;
+    const int64_t vocab = first->info().vocab_size;
     std::vector<int32_t> prompt = {1};
     for (int32_t i = 0; i < 60; ++i) prompt.push_back((i * 37 + 11) % static_cast<int32_t>(vocab));
-    GenerateRequest request;
-    request.prompt = prompt;
-    request.sampling.temperature = 0;
-    request.sampling.max_tokens = count;
-
-    const GenerationResult truth = first->generate(request);
+    const Question request = greedily(prompt, count);
+    const Answered truth = first->answer(request);
     ASSERT_EQ(std::ssize(truth.tokens), count);
     std::vector<int32_t> whole = prompt;
     whole.insert(whole.end(), truth.tokens.begin(), truth.tokens.end());
 
-    const auto run = [&](Session& session, int32_t width, int32_t tree, TestDrafter::Rule rule,
+    const auto run = [&](Solo& solo, int32_t width, int32_t tree, TestDrafter::Rule rule,
                          const std::function<void()>& seen) {
         SpeculationOptions s;
         s.width = width, s.tree = tree, s.adaptive = false;
-        session.speculate(std::make_unique<WatchingDrafter>(width, std::move(rule), seen), s);
-        session.clear();
-        return session.generate(request);
+        solo.speculate(std::make_shared<WatchingDrafter>(width, std::move(rule), seen), s);
+        solo.forget();
+        return solo.answer(request);
     };
     std::map<int64_t, uint64_t> plain;  // newest_hash by length
     const auto none = [](const auto&, int32_t, int32_t) { return std::vector<DraftToken>(); };
-    const GenerationResult watched =
-        run(*first, 1, 0, none, [&] { plain[first->sequence().length()] = newest_hash(first->sequence()); });
+    const Answered watched =
+        run(*first, 1, 0, none, [&] {
+            const SequenceState& state = *first->loop().lone_state();
+            plain[state.length()] = newest_hash(state);
+        });
     ASSERT_EQ(watched.tokens, truth.tokens);
     ASSERT_EQ(std::ssize(plain), count - 1);
-    const std::vector<uint64_t> plain_pages = page_hashes(first->sequence());
+    std::vector<uint64_t> plain_pages;
+    first->look_at_kept(prompt, watched, [&](const SequenceState& state) { plain_pages = page_hashes(state); });
 
     std::mt19937 random(3);
     struct Kind {
@@ -97,19 +99,21 @@ TEST_P(SpeculationState, at_every_commit_it_is_that_of_plain_decoding) {
         {"all right", 15, 0, oracle(whole, vocab, [](int32_t) { return 0; }), count * 14 / 16, INT64_MAX},
     };
     std::atomic<int64_t> commits = 0, pages_seen = 0;
-    const auto check = [&](Session& session, const Kind& kind) {
+    const auto check = [&](Solo& solo, const Kind& kind) {
         int64_t wrong = 0, looked = 0;
-        const auto look_at_pages = [&] {
-            const std::vector<uint64_t> pages = page_hashes(session.sequence());
+        const auto look_at_pages = [&](const SequenceState& state) {
+            const std::vector<uint64_t> pages = page_hashes(state);
             wrong += pages.size() > plain_pages.size() || !std::equal(pages.begin(), pages.end(), plain_pages.begin());
             pages_seen += std::ssize(pages);
         };
-        const GenerationResult drafted = run(session, kind.width, kind.tree, kind.rule, [&] {
-            const SequenceState& sequence = session.sequence();
+        const auto start = std::chrono::steady_clock::now();
+        const Answered drafted = run(solo, kind.width, kind.tree, kind.rule, [&] {
+            const SequenceState& sequence = *solo.loop().lone_state();
             wrong += newest_hash(sequence) != plain.at(sequence.length());
-            if (looked++ % all_pages_every == 0) look_at_pages();
+            if (looked++ % all_pages_every == 0) look_at_pages(sequence);
         });
-        look_at_pages();
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+        solo.look_at_kept(prompt, drafted, look_at_pages);
         EXPECT_EQ(drafted.tokens, truth.tokens) << kind.name;
         EXPECT_EQ(drafted.logits_hash, truth.logits_hash) << kind.name;
         EXPECT_EQ(wrong, 0) << kind.name << ": of " << looked << " commits";
@@ -119,12 +123,12 @@ TEST_P(SpeculationState, at_every_commit_it_is_that_of_plain_decoding) {
         commits += looked;
         if (!full_counts()) return;
         fmt::print("{}: {} tokens, {} commits, {} wrong, {:.1f} s\n", kind.name, drafted.tokens.size(), looked, wrong,
-                   drafted.decode_seconds);
+                   seconds.count());
         std::fflush(stdout);
     };
     std::atomic<size_t> next = 0;
-    const auto work = [&](Session& session) {
-        for (size_t k = next++; k < kinds.size(); k = next++) check(session, kinds[k]);
+    const auto work = [&](Solo& solo) {
+        for (size_t k = next++; k < kinds.size(); k = next++) check(solo, kinds[k]);
     };
     std::vector<std::thread> others;
     for (int w = 1; w < test_jobs(); ++w) others.emplace_back([&] { work(*open()); });

@@ -6,9 +6,9 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/session/session.h"
 #include "engine/speculation/ngram_drafter.h"
 #include "tests/engine/engine_world.h"
+#include "tests/engine/solo.h"
 #include "tests/engine/test_drafters.h"
 #include "tests/models/fixture.h"
 
@@ -19,41 +19,44 @@ constexpr const char* kCode = "〈|EOS|〉def fibonacci(n):\n";
 
 class SpeculationTest : public ::testing::TestWithParam<ModelAndKv> {
   protected:
-    std::unique_ptr<Session> session = open();
+    std::unique_ptr<Solo> engine = open(std::nullopt);
     std::vector<int32_t> prompt = make_prompt();
-    int64_t vocab = session->model().info().vocab_size;
+    int64_t vocab = engine->info().vocab_size;
 
-    static std::unique_ptr<Session> open() {
+    static std::unique_ptr<Solo> open(std::optional<int64_t> context) {
         SessionOptions o;
         o.threads = 1;
-        o.context = 1024;
+        o.context = context.value_or(1024);
         o.k_dtype = o.v_dtype = GetParam().kv;
         o.chunk_rows = 300;
         o.page_rows = 16;
         if (Gpu* gpu = test_gpu()) o.gpu = gpu->options();
         const std::string& name = GetParam().model;
-        return Session::open(name == "demo" ? demo_path() : fixture_path(name) + "/model.safetensors", o);
+        return std::make_unique<Solo>(
+            open_checkpoint(name == "demo" ? demo_path() : fixture_path(name) + "/model.safetensors"), o);
     }
     std::vector<int32_t> make_prompt() const {
         if (GetParam().model != "demo") return Fixture(GetParam().model).prompts.back().tokens;
         EncodeOptions encode;
         encode.parse_special = true;
-        return Tokenizer::from_gguf(session->checkpoint().metadata(), "demo").encode(kCode, encode);
+        return engine->text().tokenizer()->encode(kCode, encode);
     }
-    GenerateRequest request(int64_t tokens, double temperature = 0) const {
-        GenerateRequest r;
+    Question request(int64_t tokens, double temperature = 0) const {
+        Question r;
         r.prompt = prompt;
         r.sampling.temperature = temperature;
         r.sampling.max_tokens = tokens;
         return r;
     }
     /// From scratch: the prompt of two runs is computed alike.
-    GenerationResult run(const GenerateRequest& r) {
-        session->clear();
-        return session->generate(r);
+    Answered run(const Question& r) {
+        engine->forget();
+        last = engine->answer(r);
+        last_prompt = r.prompt;
+        return last;
     }
-    GenerationResult plain(const GenerateRequest& r) {
-        session->speculate(nullptr, {});
+    Answered plain(const Question& r) {
+        engine->speculate(nullptr, {});
         return run(r);
     }
     static SpeculationOptions fixed(int32_t width, int32_t tree = 0) {
@@ -61,16 +64,16 @@ class SpeculationTest : public ::testing::TestWithParam<ModelAndKv> {
         o.width = width, o.tree = tree, o.adaptive = false;
         return o;
     }
-    GenerationResult drafted(const GenerateRequest& r, TestDrafter::Rule rule, const SpeculationOptions& o) {
-        session->speculate(std::make_unique<TestDrafter>(o.width, std::move(rule)), o);
+    Answered drafted(const Question& r, TestDrafter::Rule rule, const SpeculationOptions& o) {
+        engine->speculate(std::make_unique<TestDrafter>(o.width, std::move(rule)), o);
         return run(r);
     }
-    TestDrafter::Rule knowing(const GenerationResult& truth, std::function<int32_t(int32_t)> right) const {
+    TestDrafter::Rule knowing(const Answered& truth, std::function<int32_t(int32_t)> right) const {
         std::vector<int32_t> whole = prompt;
         whole.insert(whole.end(), truth.tokens.begin(), truth.tokens.end());
         return oracle(whole, vocab, std::move(right));
     }
-    static void expect_same(const GenerationResult& a, const GenerationResult& b, const std::string& what) {
+    static void expect_same(const Answered& a, const Answered& b, const std::string& what) {
         EXPECT_EQ(a.tokens, b.tokens) << what;
         EXPECT_EQ(a.logits_hash, b.logits_hash) << what;
         EXPECT_EQ(a.reason, b.reason) << what;
@@ -82,11 +85,10 @@ class SpeculationTest : public ::testing::TestWithParam<ModelAndKv> {
             EXPECT_EQ(a.logprobs[i].sampling_logprob, b.logprobs[i].sampling_logprob) << what;
         }
     }
-    /// What the K/V are after a run: the logits of a further step.
-    std::vector<float> after() {
-        const std::span<const float> logits = session->decode(1);
-        return {logits.begin(), logits.end()};
-    }
+    /// What is kept of the last run: K/V and recurrent state.
+    Solo::Kept after() { return engine->kept(last_prompt, last); }
+    Answered last;
+    std::vector<int32_t> last_prompt;
 };
 
 std::vector<ModelAndKv> chain_cases() {
@@ -102,17 +104,17 @@ std::vector<ModelAndKv> chain_cases() {
 INSTANTIATE_TEST_SUITE_P(All, SpeculationTest, ::testing::ValuesIn(chain_cases()), model_and_kv_name);
 
 TEST_P(SpeculationTest, chains_of_any_width_change_nothing) {
-    const GenerateRequest r = request(61);
-    const GenerationResult truth = plain(r);
-    const std::vector<float> state = after();
+    const Question r = request(61);
+    const Answered truth = plain(r);
+    const Solo::Kept state = after();
     std::mt19937 random(5);
     for (const int32_t width : {1, 2, 3, 5, 8, 15}) {
         const auto what = fmt::format("width {}", width);
-        const GenerationResult all = drafted(r, knowing(truth, [](int32_t) { return 0; }), fixed(width));
+        const Answered all = drafted(r, knowing(truth, [](int32_t) { return 0; }), fixed(width));
         expect_same(truth, all, what + ", always right");
         EXPECT_EQ(after(), state) << what;
         EXPECT_EQ(all.decode_steps, (60 + width) / (width + 1)) << "each step gives width + 1 tokens";
-        const GenerationResult none = drafted(r, knowing(truth, [](int32_t) { return 1; }), fixed(width));
+        const Answered none = drafted(r, knowing(truth, [](int32_t) { return 1; }), fixed(width));
         expect_same(truth, none, what + ", never right");
         EXPECT_EQ(after(), state) << what;
         EXPECT_EQ(none.decode_steps, 60);
@@ -124,15 +126,15 @@ TEST_P(SpeculationTest, chains_of_any_width_change_nothing) {
 }
 
 TEST_P(SpeculationTest, trees_of_any_budget_change_nothing) {
-    const GenerateRequest r = request(60), shorter = request(16);
-    const GenerationResult truth = plain(r);
-    const std::vector<float> state = after();
-    const GenerationResult short_truth = plain(shorter);
-    const std::vector<float> short_state = after();
+    const Question r = request(60), shorter = request(16);
+    const Answered truth = plain(r);
+    const Solo::Kept state = after();
+    const Answered short_truth = plain(shorter);
+    const Solo::Kept short_state = after();
     std::mt19937 random(6);
     for (const int32_t budget : {1, 2, 4, 7, 16, 33, 64}) {
         const auto what = fmt::format("budget {}", budget);
-        const GenerationResult result =
+        const Answered result =
             drafted(r, knowing(truth, [&](int32_t) { return static_cast<int32_t>(random() % 3); }), fixed(7, budget));
         expect_same(truth, result, what);
         EXPECT_EQ(after(), state) << what;
@@ -147,7 +149,7 @@ TEST_P(SpeculationTest, trees_of_any_budget_change_nothing) {
 
 TEST_P(SpeculationTest, the_same_seed_draws_the_same_tokens) {
     for (uint64_t seed = 1; seed <= 2; ++seed) {
-        GenerateRequest r = request(48, 0.7);
+        Question r = request(48, 0.7);
         r.sampling.seed = seed, r.sampling.top_k = 20, r.sampling.top_p = 0.95;
         for (int kind = 0; kind < 3; ++kind) {
             if (kind == 1) {
@@ -156,7 +158,7 @@ TEST_P(SpeculationTest, the_same_seed_draws_the_same_tokens) {
                 r.sampling.logit_bias = {{5, 1.5}};
             }
             if (kind == 2) r.sampling.logprobs = 2;
-            const GenerationResult truth = plain(r);
+            const Answered truth = plain(r);
             std::mt19937 random(8);
             const auto right = [&](int32_t) { return static_cast<int32_t>(random() % 2); };
             const auto what = fmt::format("seed {}, kind {}", seed, kind);
@@ -168,23 +170,23 @@ TEST_P(SpeculationTest, the_same_seed_draws_the_same_tokens) {
 }
 
 TEST_P(SpeculationTest, an_answer_ends_where_it_would_end) {
-    const GenerationResult truth = plain(request(64));
+    const Answered truth = plain(request(64));
     const auto sure = knowing(truth, [](int32_t) { return 0; });
     for (const int64_t tokens : {1, 2, 3, 7, 8, 9}) {
-        const GenerateRequest r = request(tokens);
-        const GenerationResult expected = plain(r);
-        const std::vector<float> state = after();
+        const Question r = request(tokens);
+        const Answered expected = plain(r);
+        const Solo::Kept state = after();
         expect_same(expected, drafted(r, sure, fixed(7)), fmt::format("max_tokens {}", tokens));
         EXPECT_EQ(after(), state);
         expect_same(expected, drafted(r, sure, fixed(7, 30)), fmt::format("max_tokens {}, tree", tokens));
         EXPECT_EQ(after(), state);
     }
     for (const size_t at : {3u, 20u, 40u}) {
-        GenerateRequest r = request(64);
+        Question r = request(64);
         r.sampling.stop_ids = {truth.tokens[at]};
-        const GenerationResult expected = plain(r);
+        const Answered expected = plain(r);
         EXPECT_EQ(expected.reason, FinishReason::stop_id);
-        const std::vector<float> state = after();
+        const Solo::Kept state = after();
         expect_same(expected, drafted(r, sure, fixed(7)), "stop id");
         EXPECT_EQ(after(), state);
         r.sampling.min_tokens = static_cast<int64_t>(at) + 2;
@@ -193,12 +195,10 @@ TEST_P(SpeculationTest, an_answer_ends_where_it_would_end) {
 }
 
 TEST_P(SpeculationTest, drafts_do_not_reach_beyond_the_context) {
-    SessionOptions o = session->options();
     for (int64_t room = 1; room < 12; ++room) {
-        o.context = std::ssize(prompt) + room;
-        session = Session::open(session->checkpoint().path(), o);
-        const GenerateRequest r = request(-1);
-        const GenerationResult truth = plain(r);
+        engine = open(std::ssize(prompt) + room);
+        const Question r = request(-1);
+        const Answered truth = plain(r);
         EXPECT_TRUE(truth.reason == FinishReason::context);
         expect_same(truth, drafted(r, knowing(truth, [](int32_t) { return 0; }), fixed(15)), "chain");
         expect_same(truth, drafted(r, knowing(truth, [](int32_t) { return 1; }), fixed(15, 60)), "tree");
@@ -207,14 +207,14 @@ TEST_P(SpeculationTest, drafts_do_not_reach_beyond_the_context) {
 
 TEST_P(SpeculationTest, the_n_gram_drafter_and_adaptive_widths_change_nothing) {
     for (const double temperature : {0.0, 0.7}) {
-        GenerateRequest r = request(160, temperature);
+        Question r = request(160, temperature);
         r.sampling.top_k = 20;
-        const GenerationResult truth = plain(r);
+        const Answered truth = plain(r);
         for (const int32_t tree : {0, 24}) {
             SpeculationOptions o;
             o.drafter = "ngram", o.tree = tree;
-            session->speculate(make_drafter(o, session->draft_target()), o);
-            const GenerationResult first = run(r);
+            engine->speculate(make_drafter(o, engine->machine().draft_target()), o);
+            const Answered first = run(r);
             expect_same(truth, first, "n-gram");
             EXPECT_EQ(first.speculation.steps, first.decode_steps);
             expect_same(truth, run(r), "a second answer");
@@ -224,11 +224,11 @@ TEST_P(SpeculationTest, the_n_gram_drafter_and_adaptive_widths_change_nothing) {
 }
 
 TEST_P(SpeculationTest, what_is_counted_adds_up) {
-    const GenerateRequest r = request(101);
-    const GenerationResult truth = plain(r);
+    const Question r = request(101);
+    const Answered truth = plain(r);
     EXPECT_EQ(truth.speculation.steps, 0);
     // The second draft of each step is wrong.
-    const GenerationResult half = drafted(r, knowing(truth, [](int32_t slot) { return slot == 1 ? 1 : 0; }), fixed(4));
+    const Answered half = drafted(r, knowing(truth, [](int32_t slot) { return slot == 1 ? 1 : 0; }), fixed(4));
     const SpeculationStats& s = half.speculation;
     EXPECT_EQ(s.steps, 50);
     EXPECT_EQ(s.accepted, 50);
@@ -242,59 +242,57 @@ TEST_P(SpeculationTest, what_is_counted_adds_up) {
 }
 
 TEST_P(SpeculationTest, a_conversation_goes_on_from_what_was_accepted) {
-    const GenerationResult truth = plain(request(40));
+    const Answered truth = plain(request(40));
     const auto talk = [&] {
-        GenerationResult first = session->generate(request(40));
+        Answered first = engine->answer(request(40));
         std::vector<int32_t> next = prompt;
         next.insert(next.end(), first.tokens.begin(), first.tokens.end());
         next.push_back(3);
-        GenerateRequest r = request(40);
+        Question r = request(40);
         r.prompt = next;
-        return session->generate(r);
+        return engine->answer(r);
     };
-    session->clear();
-    const GenerationResult expected = talk();
-    session->speculate(std::make_unique<TestDrafter>(7, knowing(truth, [](int32_t) { return 0; })), fixed(7, 12));
-    session->clear();
-    const GenerationResult again = talk();
+    engine->forget();
+    const Answered expected = talk();
+    engine->speculate(std::make_unique<TestDrafter>(7, knowing(truth, [](int32_t) { return 0; })), fixed(7, 12));
+    engine->forget();
+    const Answered again = talk();
     expect_same(expected, again, "second turn");
     EXPECT_EQ(again.reused_tokens, expected.reused_tokens);
 }
 
-TEST_P(SpeculationTest, who_throws_leaves_a_session_that_works) {
-    const GenerateRequest r = request(60);
-    const GenerationResult truth = plain(r);
-    session->speculate(std::make_unique<TestDrafter>(7, knowing(truth, [](int32_t) { return 0; })), fixed(7));
-    GenerateRequest failing = r;
+TEST_P(SpeculationTest, who_throws_leaves_an_engine_that_works) {
+    const Question r = request(60);
+    const Answered truth = plain(r);
+    engine->speculate(std::make_unique<TestDrafter>(7, knowing(truth, [](int32_t) { return 0; })), fixed(7));
+    Question failing = r;
     failing.on_token = [seen = 0](const Sampled&) mutable {
         if (++seen == 20) throw std::runtime_error("enough");
     };
     EXPECT_THROW(run(failing), std::runtime_error);
-    std::vector<int32_t> held(session->tokens().begin(), session->tokens().end());
-    EXPECT_EQ(std::ssize(held), std::ssize(prompt) + 19) << "what was fed stays";
     expect_same(truth, run(r), "after an exception");
     std::atomic<bool> cancel = false;
-    GenerateRequest cut = r;
+    Question cut = r;
     cut.cancel = &cancel;
     cut.on_token = [&, seen = 0](const Sampled&) mutable { cancel = ++seen == 20; };
-    const GenerationResult part = run(cut);
+    const Answered part = run(cut);
     EXPECT_EQ(part.reason, FinishReason::cancelled);
     EXPECT_EQ(part.tokens, std::vector<int32_t>(truth.tokens.begin(), truth.tokens.begin() + 20));
 }
 
 TEST_P(SpeculationTest, graphs_of_checked_drafts_draw_what_their_kernels_draw) {
     RT_GPU_ONLY();
-    const GenerateRequest r = request(60);
-    const GenerationResult truth = plain(r);
+    const Question r = request(60);
+    const Answered truth = plain(r);
     for (const int32_t tree : {0, 12}) {
         const auto sure = knowing(truth, [](int32_t slot) { return slot == 3 ? 1 : 0; });
-        const int64_t before = session->runner().graphs();
+        const int64_t before = engine->machine().runner().graphs();
         expect_same(truth, drafted(r, sure, fixed(6, tree)), "graphs");
-        EXPECT_GT(session->runner().graphs(), before);
+        EXPECT_GT(engine->machine().runner().graphs(), before);
         int64_t seen = 0;
-        session->runner().context().tap = [&](std::string_view, int, const Tensor&) { ++seen; };  // no graphs
+        engine->machine().runner().context().tap = [&](std::string_view, int, const Tensor&) { ++seen; };  // no graphs
         expect_same(truth, drafted(r, sure, fixed(6, tree)), "kernel by kernel");
-        session->runner().context().tap = nullptr;
+        engine->machine().runner().context().tap = nullptr;
         EXPECT_GT(seen, 0);
         expect_same(truth, drafted(r, sure, fixed(6, tree)), "graphs again");
     }
@@ -308,20 +306,20 @@ TEST_P(SpeculationTest, many_answers_equal_those_of_plain_decoding) {
     int64_t tokens = 0, accepted = 0;
     while (tokens < wanted) {
         const double temperature = any(2) == 0 ? 0.0 : 0.7;
-        GenerateRequest r = request(20 + any(180), temperature);
+        Question r = request(20 + any(180), temperature);
         std::vector<int32_t> start(prompt.begin(), prompt.end() - any(3));
         for (int32_t i = any(20); i > 0; --i) start.push_back(any(static_cast<uint32_t>(vocab)));
         r.prompt = start;
         r.sampling.seed = random();
         r.sampling.top_k = any(2) * 20;
         if (any(3) == 0) r.sampling.repetition_penalty = 1.1;
-        const GenerationResult truth = plain(r);
+        const Answered truth = plain(r);
         std::vector<int32_t> whole = start;
         whole.insert(whole.end(), truth.tokens.begin(), truth.tokens.end());
         const int32_t width = 1 + any(15), with_tree = any(2), tree = with_tree * (1 + any(64)), wrong = 1 + any(6);
         const int kind = any(4);
         const auto right = [&](int32_t) { return any(static_cast<uint32_t>(wrong + 1)) == 0 ? 1 + any(3) : 0; };
-        const GenerationResult result = drafted(r,
+        const Answered result = drafted(r,
                                                 kind == 0   ? random_drafts(random(), vocab)
                                                 : kind == 1 ? repeating(vocab)
                                                             : oracle(whole, vocab, right),

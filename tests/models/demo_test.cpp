@@ -97,11 +97,7 @@ TEST(Demo, greedy_answers_on_a_gpu_are_those_of_the_cpu_up_to_ties) {
         EncodeOptions encode;
         encode.parse_special = true;
         const std::vector<int32_t> prompt = tokenizer.encode(text, encode);
-        GenerateRequest request;
-        request.prompt = prompt;
-        request.sampling.temperature = 0;
-        request.sampling.max_tokens = kTokens;
-        const std::vector<int32_t> answer = gpu->generate(request).tokens;
+        const std::vector<int32_t> answer = draw_greedily(*gpu, prompt, kTokens).tokens;
         ASSERT_EQ(std::ssize(answer), kTokens);
         judge(*cpu, head, prompt, answer, result);
     }

@@ -13,6 +13,9 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "engine/sampling/form_cache.h"
+#include "engine/sampling/logits_hash.h"
+#include "engine/sampling/sampler.h"
 #include "engine/session/session.h"
 #include "io/checkpoint.h"
 #include "io/hf_config.h"
@@ -192,6 +195,39 @@ inline Pass forward_pass(const Model& model, Gpu* gpu, std::span<const int32_t> 
 }
 inline Pass forward_pass(Session& session, std::span<const int32_t> tokens, Family family) {
     return forward_pass(session.model(), session.gpu(), tokens, family);
+}
+
+/// What follows a prompt where each token is drawn here from a session's logits, one at a time: the judge of whoever is
+/// faster. Ends at max_tokens, or behind a stop id of `sampling`. `allowed`: the answer's form, or null.
+struct Drawn {
+    std::vector<int32_t> tokens;
+    uint64_t logits_hash = 0;
+};
+inline Drawn draw(Session& session, std::span<const int32_t> prompt, const SamplingParams& sampling,
+                  AllowedTokens* allowed = nullptr) {
+    Drawn out;
+    LogitsHash hash;
+    Sampler sampler(sampling, session.model().info().vocab_size, sampling.stop_ids, prompt);
+    std::span<const float> logits = session.prefill(prompt);
+    for (;;) {
+        hash.add(logits);
+        const std::span<const uint64_t> fitting = allowed != nullptr ? allowed->next() : std::span<const uint64_t>();
+        const int32_t token = sampler.sample(logits, std::ssize(session.tokens()), fitting).token;
+        if (std::ranges::find(sampling.stop_ids, token) != sampling.stop_ids.end()) break;
+        out.tokens.push_back(token);
+        if (std::ssize(out.tokens) == sampling.max_tokens) break;
+        sampler.accept(token);
+        if (allowed != nullptr) allowed->accept(token);
+        logits = session.decode(token);
+    }
+    out.logits_hash = hash.value();
+    return out;
+}
+inline Drawn draw_greedily(Session& session, std::span<const int32_t> prompt, int64_t tokens) {
+    SamplingParams sampling;
+    sampling.temperature = 0;
+    sampling.max_tokens = tokens;
+    return draw(session, prompt, sampling);
 }
 
 /// The logits of every position, row after row.

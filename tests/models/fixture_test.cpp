@@ -108,31 +108,23 @@ TEST_P(FixtureTest, routers_choose_the_experts_of_transformers) {
 TEST_P(FixtureTest, greedy_tokens_are_those_of_transformers) {
     const auto session = fixture.session();
     for (const Prompt& prompt : fixture.prompts) {
-        GenerateRequest request;
-        request.prompt = prompt.tokens;
-        request.sampling.temperature = 0;
-        request.sampling.max_tokens = std::ssize(prompt.greedy);
-        EXPECT_EQ(session->generate(request).tokens, prompt.greedy);
+        EXPECT_EQ(draw_greedily(*session, prompt.tokens, std::ssize(prompt.greedy)).tokens, prompt.greedy);
     }
 }
 
 TEST_P(FixtureTest, chunks_of_any_size_give_the_same_bits) {
     const Prompt& longest = fixture.prompts.back();
-    std::vector<GenerationResult> answers;
+    std::vector<Drawn> answers;
     std::vector<std::vector<float>> logits;
     for (const int32_t chunk : {1, 7, 64, 512}) {
         const auto session = fixture.session(chunk);
         logits.push_back(all_logits(*session, longest.tokens));
         session->clear();
-        GenerateRequest request;
-        request.prompt = longest.tokens;
-        request.sampling.temperature = 0;
-        request.sampling.max_tokens = 16;
-        answers.push_back(session->generate(request));
+        answers.push_back(draw_greedily(*session, longest.tokens, 16));
     }
     for (size_t i = 1; i < answers.size(); ++i) {
         EXPECT_EQ(answers[i].tokens, answers[0].tokens);
-        EXPECT_EQ(answers[i].logits_hash, answers[0].logits_hash);  // always the same on a GPU
+        EXPECT_EQ(answers[i].logits_hash, answers[0].logits_hash);
         EXPECT_EQ(std::memcmp(logits[i].data(), logits[0].data(), logits[0].size() * sizeof(float)), 0);
     }
 }

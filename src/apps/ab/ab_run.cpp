@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <sstream>
+#include <tuple>
 
+#include "apps/support/ask.h"
 #include "apps/support/demo_model.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/prompt/loaded_text.h"
-#include "engine/speculation/speculation.h"
 #include "text/chat/chat.h"
 
 namespace riptide::apps {
@@ -31,9 +31,8 @@ constexpr const char* kOwnPrompts = R"({"id": "fibonacci", "suite": "code", "pro
 /// Turns lines of a prompt file into tokens.
 class PromptReader {
   public:
-    explicit PromptReader(const Checkpoint& checkpoint) : tokenizer_(load_tokenizer(checkpoint)) {
-        template_ = load_chat_template(checkpoint, tokenizer_, generation_defaults(checkpoint));
-    }
+    PromptReader(const Tokenizer& tokenizer, const ChatTemplate* chat_template)
+        : tokenizer_(tokenizer), template_(chat_template) {}
 
     AbPrompt read(const std::string& line, const std::string& where) const {
         const json::value parsed = parse_json(line, where);
@@ -72,15 +71,15 @@ class PromptReader {
         return {{{"role", "user"}, {"content", turns->get_array()[0]}}};
     }
     std::vector<int32_t> chat(const json::array& messages, const std::string& where) const {
-        RT_CHECK(template_, "{}: a chat, and the model has no chat template", where);
+        RT_CHECK(template_ != nullptr, "{}: a chat, and the model has no chat template", where);
         const jinja::Rendered rendered = template_->render(messages, {}, {});
         EncodeOptions options;
         options.trusted = rendered.trusted;
         return tokenizer_.encode(rendered.text, options);
     }
 
-    Tokenizer tokenizer_;
-    std::optional<ChatTemplate> template_;
+    const Tokenizer& tokenizer_;
+    const ChatTemplate* template_;
 };
 
 int64_t differences(std::span<const int32_t> a, std::span<const int32_t> b) {
@@ -102,48 +101,44 @@ void add(SpeculationStats& sum, const SpeculationStats& more) {
     }
 }
 
-/// A session that decodes in one way or another.
+/// An engine that decodes in one way or another.
 class Answers {
   public:
-    Answers(Session& session, const std::vector<AbMode>& modes, const AbOptions& options,
-            const std::atomic<bool>* cancel)
-        : session_(session),
-          options_(options),
-          cancel_(cancel),
-          stop_ids_(stop_ids(session.checkpoint(), load_tokenizer(session.checkpoint()))) {
-        std::shared_ptr<Drafter> drafter;
-        for (const AbMode& mode : modes) {
-            if (mode.speculation && !drafter) drafter = make_drafter(*mode.speculation, session.draft_target());
-            speculators_.push_back(mode.speculation ? std::make_unique<Speculator>(drafter, *mode.speculation)
-                                                    : nullptr);
-        }
+    Answers(Engine& engine, const std::vector<AbMode>& modes, const AbOptions& options, const std::atomic<bool>& cancel)
+        : engine_(engine), options_(options), cancel_(cancel) {
+        const std::unique_ptr<Speculator> own = engine.speculate(nullptr);
+        for (const AbMode& mode : modes)
+            speculators_.push_back(
+                mode.speculation ? std::make_unique<Speculator>(own->shared_drafter(), *mode.speculation) : nullptr);
     }
 
-    GenerationResult answer(const AbPrompt& prompt, size_t mode, int64_t tokens) {
-        GenerateRequest request;
-        request.prompt = prompt.tokens;
+    Reply answer(const AbPrompt& prompt, size_t mode, int64_t tokens, SpeculationStats& drafts) {
+        Request request;
+        request.prompt = prompt.tokens;  // what comes behind the end is easily drafted
         request.sampling = options_.sampling;
         if (tokens > 0) request.sampling.max_tokens = tokens;
-        request.eos_ids = stop_ids_;  // what comes behind the end is easily drafted
-        request.cancel = cancel_;
-        session_.speculate(std::move(speculators_[mode]));
-        GenerationResult result = session_.generate(request);
-        speculators_[mode] = session_.speculate(std::unique_ptr<Speculator>());
-        return result;
+        request.want_tokens = true;
+        std::unique_ptr<Speculator>& speculator = speculators_[mode];
+        if (speculator) speculator->clear_stats();
+        engine_.speculate(std::move(speculator));
+        Reply reply = ask(engine_, std::move(request), {}, cancel_);
+        speculator = engine_.speculate(nullptr);
+        if (speculator) drafts = speculator->stats();
+        return reply;
     }
 
   private:
-    Session& session_;
+    Engine& engine_;
     const AbOptions& options_;
-    const std::atomic<bool>* cancel_;
-    std::vector<int32_t> stop_ids_;
+    const std::atomic<bool>& cancel_;
     std::vector<std::unique_ptr<Speculator>> speculators_;  // of each mode, from prompt to prompt
 };
 
 }  // namespace
 
-std::vector<AbPrompt> ab_prompts(const Checkpoint& checkpoint, const std::string& path, int64_t most) {
-    const PromptReader reader(checkpoint);
+std::vector<AbPrompt> ab_prompts(const Tokenizer& tokenizer, const ChatTemplate* chat_template, const std::string& path,
+                                 int64_t most) {
+    const PromptReader reader(tokenizer, chat_template);
     std::istringstream lines(path.empty() ? kOwnPrompts : read_file(path, kMaxPrompts));
     std::vector<AbPrompt> prompts;
     std::string line;
@@ -191,24 +186,28 @@ int64_t AbResult::mismatches() const {
     return sum;
 }
 
-AbResult run_ab(Session& session, std::vector<AbPrompt> prompts, std::vector<AbMode> modes, const AbOptions& options,
-                const std::function<void(int64_t, int64_t)>& on_progress, const std::atomic<bool>* cancel) {
+AbResult run_ab(Engine& engine, std::vector<AbPrompt> prompts, std::vector<AbMode> modes, const AbOptions& options,
+                const std::function<void(int64_t, int64_t)>& on_progress, const std::atomic<bool>& cancel) {
     AbResult result;
-    Answers answers(session, modes, options, cancel);
-    for (size_t m = 0; m < modes.size(); ++m) answers.answer(prompts.front(), m, kWarmTokens);  // graphs are recorded
+    Answers answers(engine, modes, options, cancel);
+    SpeculationStats drafts;
+    for (size_t m = 0; m < modes.size(); ++m)
+        answers.answer(prompts.front(), m, kWarmTokens, drafts);  // graphs are recorded
     const int64_t total = std::ssize(prompts) * std::ssize(modes);
     for (const AbPrompt& prompt : prompts) {
         std::vector<AbAnswer> row(modes.size());
         std::vector<int32_t> truth;
         for (int repeat = 0; repeat < options.repeat; ++repeat)
             for (size_t m = 0; m < modes.size(); ++m) {
-                const GenerationResult answer = answers.answer(prompt, m, 0);
-                if (answer.reason == FinishReason::cancelled) return result;
+                const Reply answer = answers.answer(prompt, m, 0, drafts);
+                const auto& [reason, usage, seconds] =
+                    std::tie(answer.done.reason, answer.done.usage, answer.done.timings.decode);
+                if (reason == FinishReason::cancelled) return result;
                 if (m == 0 && repeat == 0) truth = answer.tokens;
                 AbAnswer& kept = row[m];
                 const int64_t mismatches = kept.mismatches + differences(truth, answer.tokens);
-                if (repeat == 0 || answer.decode_seconds < kept.seconds)
-                    kept = {answer.decoded_tokens, answer.decode_seconds, 0, answer.speculation};
+                if (repeat == 0 || seconds < kept.seconds)
+                    kept = {usage.steps + usage.accepted, seconds, 0, m == 0 ? SpeculationStats() : drafts};
                 kept.mismatches = mismatches;
                 if (on_progress)
                     on_progress(std::ssize(result.answers) * std::ssize(modes) + static_cast<int64_t>(m) + 1, total);

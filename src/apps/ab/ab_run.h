@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "base/json.h"
-#include "engine/session/session.h"
+#include "engine/engine.h"
+#include "engine/speculation/speculation.h"
 
 namespace riptide::apps {
 
@@ -21,7 +22,8 @@ struct AbPrompt {
 /// Prompts of a file with a JSON object a line: `messages` (a chat), `turns` (a chat's questions, of which the first is
 /// asked) or `prompt` (text to go on with); `id` or `question_id`, `suite` or `category` name it; all else is passed
 /// over. An empty path: a few that come with the program. At most `most`. Throws Error naming file and line.
-std::vector<AbPrompt> ab_prompts(const Checkpoint& checkpoint, const std::string& path, int64_t most);
+std::vector<AbPrompt> ab_prompts(const Tokenizer& tokenizer, const ChatTemplate* chat_template, const std::string& path,
+                                 int64_t most);
 
 /// A way to decode.
 struct AbMode {
@@ -59,9 +61,9 @@ struct AbOptions {
     int repeat = 1;
 };
 
-/// Every mode answers a prompt before the next prompt begins. Throws what Session::generate does; ends early, with the
-/// prompts that are complete, if cancelled.
-AbResult run_ab(Session& session, std::vector<AbPrompt> prompts, std::vector<AbMode> modes, const AbOptions& options,
-                const std::function<void(int64_t done, int64_t total)>& on_progress, const std::atomic<bool>* cancel);
+/// Every mode answers a prompt before the next prompt begins. Throws what ask() does; ends early, with the prompts that
+/// are complete, if cancelled. REQUIRES that the engine has the modes' drafter (EngineOptions::speculation).
+AbResult run_ab(Engine& engine, std::vector<AbPrompt> prompts, std::vector<AbMode> modes, const AbOptions& options,
+                const std::function<void(int64_t done, int64_t total)>& on_progress, const std::atomic<bool>& cancel);
 
 }  // namespace riptide::apps

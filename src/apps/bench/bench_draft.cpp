@@ -31,7 +31,7 @@ class Rounds {
                                                                .threads = threads(session),
                                                                .context = deepest + DflashDrafter::kAheadRows,
                                                                .chunk_rows = kChunk})),
-          rounds_(session.model(), cache_, runner_.context(), drafter_),
+          rounds_(session.model(), cache_, runner_.context(), drafter_, deepest + DflashDrafter::kAheadRows),
           state_(cache_) {
         if (session.options().one_launch) runner_.decode_in_one_launch();
     }
@@ -79,7 +79,7 @@ class Rounds {
             rounds_.end();
             seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
             drafted.commit_prefix(0);
-            state_.keep_prefix(0);
+            state_.commit_prefix(0);
             before.restore(state_.slot());
         }
         return seconds;

@@ -99,7 +99,7 @@ double count_experts(Context& context, const Steps& run) {
 void decode(Session& session, std::span<const int32_t> forced, int64_t steps) {
     if (session.gpu() != nullptr) {
         session.decode_ahead(
-            forced.back(), steps, [](int32_t) { return !interrupted(); }, nullptr, forced);
+            forced.back(), steps, [](int32_t) { return !interrupted(); }, forced);
         return;
     }
     for (int64_t t = 0; t < steps && !interrupted(); ++t)

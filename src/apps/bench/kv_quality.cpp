@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/support/ask.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/prompt/loaded_text.h"
 #include "ops/topk.h"
 
 namespace riptide::apps {
@@ -86,24 +86,19 @@ Scored score(Session& session, std::span<const std::vector<int32_t>> pieces, boo
     return sum;
 }
 
-int64_t count_found(Session& session, std::span<const Needle> needles, const std::string& kv) {
+int64_t count_found(const ModelFlags& flags, std::span<const Needle> needles) {
     if (needles.empty()) return 0;
-    const Tokenizer tokenizer = load_tokenizer(session.checkpoint());
-    const std::vector<int32_t> eos = stop_ids(session.checkpoint(), tokenizer);
-    EncodeOptions encode;
-    encode.parse_special = true;
+    EngineOptions options;
+    options.prefix_cache = false;
+    const auto engine = open_lone_engine(flags, options);
     int64_t found = 0, done = 0;
-    Progress progress("questions, K/V " + kv, "questions");
+    Progress progress("questions, K/V " + flags.kv, "questions");
     for (const Needle& needle : needles) {
-        const std::vector<int32_t> prompt = tokenizer.encode(needle.prompt, encode);
-        GenerateRequest request;
-        request.prompt = prompt;
-        request.eos_ids = eos;
-        request.tokenizer = &tokenizer;
-        request.cancel = &interrupted();
+        Request request;
+        request.prompt = TextPrompt{.text = needle.prompt, .add_special = false, .parse_special = true};
         request.sampling.temperature = 0;
         request.sampling.max_tokens = kAnswerTokens;
-        if (session.generate(request).text.find(needle.answer) != std::string::npos) ++found;
+        if (ask(*engine, std::move(request)).text.find(needle.answer) != std::string::npos) ++found;
         progress.update(++done, std::ssize(needles));
     }
     return found;
@@ -113,7 +108,7 @@ KvQuality measure_kv_type(ModelFlags flags, const std::string& kv, std::span<con
                           std::span<const Needle> needles, bool filling, Reference& reference) {
     flags.kv = kv;
     if (filling) flags.prefill = "bf16";
-    const auto session = open_session(flags);
+    auto session = open_session(flags);
     const SessionOptions& o = session->options();
     double bytes = 0, values = 0;
     for (const StateSpec& spec : session->model().state_specs()) {
@@ -122,7 +117,8 @@ KvQuality measure_kv_type(ModelFlags flags, const std::string& kv, std::span<con
         values += 2 * static_cast<double>(spec.head_dim);
     }
     const Scored sum = score(*session, pieces, filling, reference, kv);
-    const int64_t found = count_found(*session, needles, kv);
+    session.reset();  // there may not be memory for two
+    const int64_t found = count_found(flags, needles);
     RT_CHECK(!interrupted(), ErrorKind::io, "interrupted while measuring K/V in {}", kv);
     const auto n = static_cast<double>(sum.tokens);
     const double more = sum.more / n, variance = std::max(0.0, sum.more_squared / n - more * more);

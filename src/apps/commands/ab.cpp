@@ -38,10 +38,6 @@ void write_plot(const std::string& path, const std::string& svg) {
     RT_CHECK(!file.fail(), ErrorKind::io, "{}: cannot be written", path);
 }
 
-std::string where(Session& session) {
-    return session.gpu() != nullptr ? session.gpu()->info().name : fmt::format("CPU, {} threads", session.threads());
-}
-
 int predict(const AbFlags& o) {
     const std::vector<StepCost> costs = read_costs(o.costs);
     tell("predicted, not measured: chains whose drafts are each right with probability {}, {} ms a draft\n\n{}",
@@ -64,22 +60,29 @@ int ab(AbFlags o) {
     std::vector<AbMode> modes = ab_modes(o.drafter, o.widths, o.trees);
     for (AbMode& mode : modes)
         if (mode.speculation && o.host_rounds) mode.speculation->rounds = SpeculationOptions::Rounds::host;
-    const auto session = open_session(o.model);
+    EngineOptions how;
+    how.speculation = *modes.back().speculation;  // the others have the same drafter
+    how.prefix_cache = false;
+    const auto engine = open_lone_engine(o.model, how);
+    const EngineInfo info = engine->info();
+    RT_CHECK(engine->tokenizer() != nullptr, "{}: no tokenizer to read prompts with", info.path);
     AbOptions options;
-    options.sampling = sampling_params(o.sampling, {}, session->model().info().vocab_size, kDefaultTokens);
+    options.sampling = sampling_params(o.sampling, {}, info.model.vocab_size, kDefaultTokens);
     options.repeat = o.repeat;
-    std::vector<AbPrompt> prompts = ab_prompts(session->checkpoint(), o.prompts, o.most_prompts);
+    std::vector<AbPrompt> prompts =
+        ab_prompts(*engine->tokenizer(), engine->chat_template(), o.prompts, o.most_prompts);
     Progress progress("answers", "");
     const AbResult result = run_ab(
-        *session, std::move(prompts), std::move(modes), options,
-        [&](int64_t done, int64_t total) { progress.update(done, total); }, &interrupted());
-    const std::string title = fmt::format("{}, {}, drafter {}, K/V {}, temperature {}", session->model().info().name,
-                                          where(*session), o.drafter, kv_name(*session), options.sampling.temperature);
+        *engine, std::move(prompts), std::move(modes), options,
+        [&](int64_t done, int64_t total) { progress.update(done, total); }, interrupted());
+    const std::string kv = kv_name(info.k_dtype, info.v_dtype);
+    const std::string title = fmt::format("{}, {}, drafter {}, K/V {}, temperature {}", info.model.name, info.device,
+                                          o.drafter, kv, options.sampling.temperature);
     if (o.as_json) {
-        json::object out = {{"model", session->model().info().name},
-                            {"device", where(*session)},
+        json::object out = {{"model", info.model.name},
+                            {"device", info.device},
                             {"drafter", o.drafter},
-                            {"kv", kv_name(*session)},
+                            {"kv", kv},
                             {"temperature", options.sampling.temperature}};
         for (auto& [key, value] : ab_json(result)) out[key] = value;
         tell("{}\n", json::serialize(out));

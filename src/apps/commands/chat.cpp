@@ -40,14 +40,14 @@ json::array read_array(const std::string& path, const char* what) {
 /// Shows an answer as it comes: thinking dimmed, calls on lines of their own.
 class Printer {
   public:
-    void show(const StreamEvent& event) {
+    void show(const EventBody& event) {
         if (const auto* text = std::get_if<TextDelta>(&event)) return put(text->text, false);
         if (const auto* thought = std::get_if<ReasoningDelta>(&event)) return put(thought->text, true);
         if (const auto* call = std::get_if<ToolCallBegin>(&event)) return put("\n-> " + call->name + " ", false);
         if (const auto* part = std::get_if<ToolCallArguments>(&event)) return put(part->json_fragment, false);
         if (const auto* end = std::get_if<ToolCallEnd>(&event); end != nullptr && !end->complete)
             put(" (cut short)", false);
-        if (std::holds_alternative<Finish>(event)) put("\n", false);
+        if (std::holds_alternative<Done>(event)) put("\n", false);
     }
 
   private:
@@ -60,36 +60,37 @@ class Printer {
     bool dim_ = false;
 };
 
-json::object chat_answer_json(Session& session, const ChatAnswer& answer) {
+json::object chat_answer_json(Engine& engine, const ChatAnswer& answer, bool drafted) {
+    const Done& done = answer.reply.done;
     json::object out = answer.message;
-    out["finish_reason"] = finish_reason_name(answer.result.reason);
-    out["usage"] = closing_json(session, answer.result);
-    if (answer.compression.original > 0) out["compression"] = answer.compression.facts();
+    out["finish_reason"] = finish_reason_name(done.reason);
+    out["usage"] = closing_json(engine, answer.reply, drafted);
+    if (done.compression.original > 0) out["compression"] = done.compression.facts();
     return out;
 }
 
 /// Asks, prints, and appends the answer to the conversation. Returns whether it was finished (not cancelled).
-bool take_turn(ChatModel& chat, json::array& messages, const json::array& tools, const ChatFlags& o, bool think,
+bool take_turn(Engine& engine, json::array& messages, const json::array& tools, const ChatFlags& o, bool think,
                const SamplingParams& params) {
     Printer printer;
     Progress progress("reading the conversation", "tok");
-    const auto on_event = [&](const StreamEvent& event) {
+    const ChatAnswer answer = ask_chat(engine, messages, tools, think, params, [&](const EventBody& event) {
+        if (const auto* read = std::get_if<PromptProgress>(&event))
+            progress.update(read->done - read->cached, read->total - read->cached);
         if (!o.as_json) printer.show(event);
-    };
-    const ChatAnswer answer = chat.ask(
-        messages, tools, think, params, on_event, [&](int64_t done, int64_t total) { progress.update(done, total); },
-        &interrupted());
+    });
     messages.push_back(answer.message);
-    if (o.as_json) tell("{}\n", json::serialize(chat_answer_json(chat.session(), answer)));
-    else say("{}\n", closing_line(chat.session(), answer.result));
-    return answer.result.reason != FinishReason::cancelled;
+    const bool drafted = !o.draft.drafter.empty();
+    if (o.as_json) tell("{}\n", json::serialize(chat_answer_json(engine, answer, drafted)));
+    else say("{}\n", closing_line(engine, answer.reply, drafted));
+    return answer.reply.done.reason != FinishReason::cancelled;
 }
 
 /// A conversation from the terminal. /new starts over, /think switches thinking, /quit (or the end of input) ends it.
-int converse(ChatModel& chat, json::array messages, const json::array& tools, const ChatFlags& o, bool think,
+int converse(Engine& engine, json::array messages, const json::array& tools, const ChatFlags& o, bool think,
              const SamplingParams& params) {
     const json::array beginning = messages;
-    tell("{}. /new starts over, /think switches thinking, /quit ends.\n", chat.session().model().info().name);
+    tell("{}. /new starts over, /think switches thinking, /quit ends.\n", engine.info().model.name);
     std::string line;
     while (!interrupted()) {
         tell("\n> ");
@@ -105,7 +106,7 @@ int converse(ChatModel& chat, json::array messages, const json::array& tools, co
         } else {
             messages.push_back(chat_message("user", line));
             try {
-                if (!take_turn(chat, messages, tools, o, think, params)) return 130;
+                if (!take_turn(engine, messages, tools, o, think, params)) return 130;
             } catch (const Error& error) {  // too long, or too little memory: this question fails alone
                 if (error.kind() != ErrorKind::usage && error.kind() != ErrorKind::unavailable) throw;
                 say("error: {}\n", error.what());
@@ -123,19 +124,19 @@ int chat(const ChatFlags& o) {
     json::array messages = read_array(o.messages_file, "messages");
     RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage,
              "--system and --messages exclude each other: put the system message into the file");
-    compression_options(o.compress);  // what is wrong is said before anything is loaded
-    PromptScorer scorer = open_scorer(o.compress, o.model);
-    ChatModel model(open_session(o.model, speculation_options(o.draft), device_bytes(scorer)));
-    model.shorten(o.compress, std::move(scorer));
-    const SamplingParams params =
-        sampling_params(o.sampling, model.makers(), model.session().model().info().vocab_size, -1);
-    const json::value* published = model.makers().template_kwargs.if_contains("enable_thinking");
+    EngineOptions options = compressing(o.compress, o.model);
+    options.speculation = speculation_options(o.draft);
+    const auto engine = open_lone_engine(o.model, options);
+    require_chats(*engine);
+    const EngineInfo info = engine->info();
+    const SamplingParams params = sampling_params(o.sampling, info.makers, info.model.vocab_size, -1);
+    const json::value* published = info.makers.template_kwargs.if_contains("enable_thinking");
     const bool think = o.think.value_or(published != nullptr && published->as_bool());
     if (!o.system.empty()) messages.push_back(chat_message("system", o.system));
     if (!o.message.empty()) messages.push_back(chat_message("user", o.message));
     if (o.message.empty() && o.messages_file.empty())
-        return converse(model, std::move(messages), tools, o, think, params);
-    return take_turn(model, messages, tools, o, think, params) ? 0 : 130;
+        return converse(*engine, std::move(messages), tools, o, think, params);
+    return take_turn(*engine, messages, tools, o, think, params) ? 0 : 130;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 /// Joins the events of an answer into an OpenAI-style message.
 class MessageBuilder {
   public:
-    void add(const StreamEvent& event) {
+    void add(const EventBody& event) {
         if (const auto* text = std::get_if<TextDelta>(&event)) content_ += text->text;
         if (const auto* thought = std::get_if<ReasoningDelta>(&event)) reasoning_ += thought->text;
         if (const auto* call = std::get_if<ToolCallBegin>(&event)) calls_.push_back({call->id, call->name, ""});
@@ -45,60 +45,28 @@ class MessageBuilder {
 
 }  // namespace
 
-ChatModel::ChatModel(std::unique_ptr<Session> session) : session_(std::move(session)), text_(session_->checkpoint()) {
-    RT_CHECK(text_.tokenizer() != nullptr, "{}: no tokenizer; use riptide run with --tokens",
-             session_->checkpoint().path());
-    try {
-        text_.require_chats();
-    } catch (const Error& error) {
-        throw Error(fmt::format("{}: {}; use riptide run", session_->checkpoint().path(), error.what()));
-    }
+void require_chats(const Engine& engine) {
+    const EngineInfo info = engine.info();
+    RT_CHECK(engine.tokenizer() != nullptr, "{}: no tokenizer; use riptide run with --tokens", info.path);
+    RT_CHECK(info.chat, "{}: {}; use riptide run", info.path, info.no_chat);
 }
 
-ChatAnswer ChatModel::ask(const json::array& messages, const json::array& tools, bool think,
-                          const SamplingParams& params, const std::function<void(const StreamEvent&)>& on_event,
-                          const std::function<void(int64_t, int64_t)>& on_prefill, const std::atomic<bool>* cancel) {
+ChatAnswer ask_chat(Engine& engine, const json::array& messages, const json::array& tools, bool think,
+                    const SamplingParams& params, const std::function<void(const EventBody&)>& hear) {
     ChatPrompt chat{messages, tools, {}};
     chat.options.enable_thinking = think;
-    const EncodedPrompt prompt = text_.encode(chat);
-    std::vector<int32_t> tokens = prompt.tokens;
-    if (shortener_ && shortener_->on()) tokens = shortener_->shorten(std::move(tokens), text_.parts(prompt));
-    if (tokens.empty()) {  // broken off while it was scored
-        ChatAnswer none;
-        none.message = MessageBuilder().message();
-        none.result.reason = FinishReason::cancelled;
-        return none;
-    }
-    const std::unique_ptr<StreamParser> parser = prompt.make_parser();
-    const Tokenizer& tokenizer = *text_.tokenizer();
-    MessageBuilder builder;
-    StreamEvents events;
-    const auto deliver = [&] {
-        for (const StreamEvent& event : events) {
-            builder.add(event);
-            if (on_event) on_event(event);
-        }
-        events.clear();
-    };
-    GenerateRequest request;
-    request.prompt = tokens;
-    if (shortener_) request.gaps = shortener_->gaps(session_->model().info());
+    Request request;
+    request.prompt = std::move(chat);
     request.sampling = params;
-    request.eos_ids = text_.stop_ids();
-    request.tokenizer = &tokenizer;
-    request.cancel = cancel;
-    request.on_prefill = on_prefill;
-    request.on_token = [&](const Sampled& sampled) {
-        parser->push_token(tokenizer.piece(sampled.token), tokenizer.is_added(sampled.token), events);
-        deliver();
-    };
+    request.session = "chat";
+    request.hash_logits = true;
+    MessageBuilder builder;
     ChatAnswer answer;
-    answer.result = session_->generate(request);
-    if (answer.result.reason == FinishReason::stop_id) parser->end_turn(events);
-    parser->finish(events);
-    deliver();
+    answer.reply = ask(engine, std::move(request), [&](const EventBody& event) {
+        builder.add(event);
+        hear(event);
+    });
     answer.message = builder.message();
-    if (shortener_ && shortener_->last() != nullptr) answer.compression = shortener_->last()->report;
     return answer;
 }
 

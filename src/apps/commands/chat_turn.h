@@ -1,17 +1,11 @@
-// One turn of a conversation: messages to prompt, tokens to events, events to a message.
+// One turn of a conversation: messages to an answer, its events to a message.
 #pragma once
 
-#include <atomic>
 #include <functional>
-#include <memory>
-#include <optional>
 
-#include "apps/flags/compress_flags.h"
-#include "apps/flags/model_flags.h"
+#include "apps/support/ask.h"
 #include "base/json.h"
-#include "engine/prompt/model_text.h"
-#include "text/chat/chat.h"
-#include "text/dialects/stream_parser.h"
+#include "engine/engine.h"
 
 namespace riptide::apps {
 
@@ -21,33 +15,14 @@ struct ChatAnswer {
     /// incomplete_tool_calls (name, arguments as far as they came, closed) for calls that the answer did not finish,
     /// which nobody should execute.
     json::object message;
-    GenerationResult result;
-    CompressionReport compression;  // of the prompt, if it was shortened
+    Reply reply;
 };
 
-/// A session with its tokenizer, chat template and dialect. Not thread-safe.
-class ChatModel {
-  public:
-    /// Throws Error if the checkpoint has no tokenizer, no chat template, or no dialect that is known.
-    explicit ChatModel(std::unique_ptr<Session> session);
+/// Throws Error if the model has no tokenizer, no chat template, or no dialect that is known.
+void require_chats(const Engine& engine);
 
-    Session& session() { return *session_; }
-    const GenerationDefaults& makers() const { return text_.makers(); }
-    /// From now on long conversations are shortened. Throws Error.
-    void shorten(const CompressFlags& flags, PromptScorer scorer) {
-        shortener_.emplace(flags, std::move(scorer), *text_.tokenizer());
-    }
-
-    /// Renders and tokenises the conversation (control tokens only where the template wrote them), generates, and
-    /// parses the answer, calling on_event as it comes.
-    ChatAnswer ask(const json::array& messages, const json::array& tools, bool think, const SamplingParams& params,
-                   const std::function<void(const StreamEvent&)>& on_event,
-                   const std::function<void(int64_t, int64_t)>& on_prefill, const std::atomic<bool>* cancel);
-
-  private:
-    std::unique_ptr<Session> session_;
-    ModelText text_;
-    std::optional<PromptShortener> shortener_;
-};
+/// Asks, calling `hear` with each event, until the answer is over or interrupted() is true.
+ChatAnswer ask_chat(Engine& engine, const json::array& messages, const json::array& tools, bool think,
+                    const SamplingParams& params, const std::function<void(const EventBody&)>& hear);
 
 }  // namespace riptide::apps

@@ -61,21 +61,13 @@ void check_one_prompt(const RunFlags& o) {
     RT_CHECK(given == 1, ErrorKind::usage, "--prompt, --prompt-file and --tokens exclude each other");
 }
 
-void print_completion_json(Session& session, const GenerationResult& result, const PromptShortener* shortener,
-                           bool has_text) {
-    json::object out = closing_json(session, result);
-    if (shortener != nullptr && shortener->last() != nullptr) out["compression"] = shortener->last()->report.facts();
-    out["tokens"] = json::value_from(result.tokens);
-    if (has_text) out["text"] = result.text;
-    out["finish_reason"] = finish_reason_name(result.reason);
+void print_completion_json(Engine& engine, const Reply& reply, bool drafted) {
+    json::object out = closing_json(engine, reply, drafted);
+    if (reply.done.compression.original > 0) out["compression"] = reply.done.compression.facts();
+    out["tokens"] = json::value_from(reply.tokens);
+    if (engine.tokenizer() != nullptr) out["text"] = reply.text;
+    out["finish_reason"] = finish_reason_name(reply.done.reason);
     tell("{}\n", json::serialize(out));
-}
-
-EncodeOptions encode_options(const RunFlags& o) {
-    EncodeOptions encode;
-    encode.add_special = !o.no_bos;
-    encode.parse_special = o.parse_special;
-    return encode;
 }
 
 /// The prompt with what would be dropped in marks; no model is loaded but the scorer.
@@ -84,24 +76,18 @@ int print_kept(const RunFlags& o) {
              "--show-kept needs --scorer FILE, and a text");
     const auto checkpoint = open_model(o.model);
     const Tokenizer tokenizer = load_tokenizer(*checkpoint);
-    PromptShortener shortener(o.compress, open_scorer(o.compress, o.model), tokenizer);
+    const CompressionOptions options = compression_options(o.compress);
+    Compressor compressor(tokenizer, "", with_progress(open_scorer(o.compress, o.model)));
     const std::string text = prompt_text(o);
-    shortener.shorten(tokenizer.encode(text, encode_options(o)));
-    if (interrupted()) return 130;
-    const std::string shown = shortener.last() != nullptr ? show_kept(*shortener.last()) : text;
-    put_text(shown + "\n");
+    const std::vector<int32_t> tokens =
+        tokenizer.encode(text, {.add_special = !o.no_bos, .parse_special = o.parse_special});
+    const bool whole = options.mode == CompressMode::off ||
+                       (options.mode == CompressMode::automatic && std::ssize(tokens) <= options.above);
+    const auto plan = whole ? nullptr : compressor.plan({tokens}, options);
+    if (plan && !compressor.choose(*plan, &interrupted())) return 130;
+    if (plan) say("{}\n", plan->report.sentence());
+    put_text((plan ? show_kept(*plan) : text) + "\n");
     return 0;
-}
-
-/// False if that was interrupted.
-bool compile_form(const AnswerFormat& format, const Tokenizer& tokenizer, GenerateRequest& request) {
-    WorkBudget work(WorkBudget::kUnlimited, &interrupted());
-    try {
-        request.constraint = Constrainer().get(tokenizer, format, &work);
-    } catch (const WorkStopped&) {
-        return false;
-    }
-    return true;
 }
 
 int run(const RunFlags& o) {
@@ -112,52 +98,50 @@ int run(const RunFlags& o) {
     if (o.show_kept) return print_kept(o);
     const AnswerFormat format = format_of(o);
     catch_interrupts();
-    PromptScorer scorer = open_scorer(o.compress, o.model);
-    const auto session = open_session(o.model, speculation_options(o.draft), device_bytes(scorer));
-    const Checkpoint& checkpoint = session->checkpoint();
-    GenerateRequest request;
-    request.sampling = sampling_params(o.sampling, generation_defaults(checkpoint), session->model().info().vocab_size,
-                                       kDefaultTokens);
-    std::optional<Tokenizer> tokenizer;
-    std::optional<PromptShortener> shortener;
-    std::vector<int32_t> prompt, eos;
+    EngineOptions options = compressing(o.compress, o.model);
+    options.speculation = speculation_options(o.draft);
+    options.prefix_cache = false;
+    const auto engine = open_lone_engine(o.model, options);
+    const EngineInfo info = engine->info();
+    Request request;
+    request.sampling = sampling_params(o.sampling, info.makers, info.model.vocab_size, kDefaultTokens);
     std::string text;
     if (o.tokens_file.empty()) {
-        tokenizer.emplace(load_tokenizer(checkpoint));
         text = prompt_text(o);
-        shortener.emplace(o.compress, std::move(scorer), *tokenizer);
-        prompt = shortener->shorten(tokenizer->encode(text, encode_options(o)));
-        if (interrupted()) return 130;
-        eos = stop_ids(checkpoint, *tokenizer);
+        request.prompt = TextPrompt{text, !o.no_bos, o.parse_special};
     } else {
-        prompt = read_token_file(o.tokens_file);
-        if (has_tokenizer(checkpoint)) tokenizer.emplace(load_tokenizer(checkpoint));
+        request.prompt = read_token_file(o.tokens_file);
+        request.sampling.ignore_eos = true;
     }
-    request.prompt = prompt;
-    if (shortener) request.gaps = shortener->gaps(session->model().info());
-    request.eos_ids = eos;
-    request.tokenizer = tokenizer ? &*tokenizer : nullptr;
-    if (format.kind != AnswerFormat::Kind::any && !compile_form(format, *tokenizer, request)) return 130;
-    request.cancel = &interrupted();
+    request.format = format;
+    request.hash_logits = true;
+    request.want_tokens = o.as_json || engine->tokenizer() == nullptr;
     Progress progress("reading the prompt", "tok");
-    request.on_prefill = [&](int64_t done, int64_t total) { progress.update(done, total); };
-    if (!o.as_json) {
-        if (o.echo) put_text(text);
-        if (tokenizer)  // else ids are printed in the end
-            request.on_text = [](std::string_view piece) {
-                put_text(piece);
-                std::fflush(stdout);
-            };
+    if (o.echo && !o.as_json) put_text(text);
+    const auto hear = [&](const EventBody& event) {
+        if (const auto* read = std::get_if<PromptProgress>(&event))
+            progress.update(read->done - read->cached, read->total - read->cached);
+        const auto* piece = std::get_if<TextDelta>(&event);
+        if (piece == nullptr || o.as_json) return;
+        put_text(piece->text);
+        std::fflush(stdout);
+    };
+    Reply reply;
+    try {
+        WorkBudget work(WorkBudget::kUnlimited, &interrupted());
+        reply = ask(*engine, std::move(request), hear, interrupted(), &work);
+    } catch (const WorkStopped&) {
+        return 130;
     }
-    const GenerationResult result = session->generate(request);
+    const bool drafted = options.speculation.on();
     if (o.as_json) {
-        print_completion_json(*session, result, shortener ? &*shortener : nullptr, tokenizer.has_value());
+        print_completion_json(*engine, reply, drafted);
     } else {
-        if (!tokenizer) tell("{}", json::serialize(json::value_from(result.tokens)));
+        if (engine->tokenizer() == nullptr) tell("{}", json::serialize(json::value_from(reply.tokens)));
         put_text("\n");
-        say("{}\n", closing_line(*session, result));
+        say("{}\n", closing_line(*engine, reply, drafted));
     }
-    return result.reason == FinishReason::cancelled ? 130 : 0;
+    return reply.done.reason == FinishReason::cancelled ? 130 : 0;
 }
 
 }  // namespace

@@ -105,24 +105,22 @@ PromptScorer open_scorer(const CompressFlags& flags, const ModelFlags& model) {
     return riptide::open_scorer(open_scorer_checkpoint(flags.scorer), options);
 }
 
-PromptShortener::PromptShortener(const CompressFlags& flags, PromptScorer scorer, const Tokenizer& tokenizer)
-    : options_(compression_options(flags)) {
-    if (scorer) compressor_.emplace(tokenizer, "", std::move(scorer));
+PromptScorer with_progress(PromptScorer scorer) {
+    if (!scorer) return scorer;
+    scorer.score = [score = std::move(scorer.score)](ScoreCall call) {
+        Progress progress("scoring the prompt", "tok");
+        call.on_progress = [&](int64_t done, int64_t total) { progress.update(done, total); };
+        return score(call);
+    };
+    return scorer;
 }
 
-std::vector<int32_t> PromptShortener::shorten(std::vector<int32_t> tokens, std::span<const ChatPart> parts) {
-    plan_ = nullptr;
-    if (!compressor_ || options_.mode == CompressMode::off ||
-        (options_.mode == CompressMode::automatic && std::ssize(tokens) <= options_.above))
-        return tokens;
-    plan_ = compressor_->plan({tokens, parts}, options_);
-    if (!plan_) return tokens;
-    Progress progress("scoring the prompt", "tok");
-    if (!compressor_->choose(*plan_, &interrupted(),
-                             [&](int64_t done, int64_t total) { progress.update(done, total); }))
-        return {};
-    say("{}\n", plan_->report.sentence());
-    return kept_tokens(*plan_);
+EngineOptions compressing(const CompressFlags& flags, const ModelFlags& model) {
+    EngineOptions options;
+    options.compression = compression_options(flags);  // what is wrong is said before anything is loaded
+    options.scorer = with_progress(open_scorer(flags, model));
+    options.on_compressed = [](const CompressionReport& report) { say("{}\n", report.sentence()); };
+    return options;
 }
 
 }  // namespace riptide::apps

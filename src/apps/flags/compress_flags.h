@@ -1,4 +1,4 @@
-// Flags for shortening long prompts, and what comes of them for commands that hold a Session.
+// Flags for shortening long prompts.
 #pragma once
 
 #include <memory>
@@ -28,30 +28,9 @@ CompressionOptions compression_options(const CompressFlags& flags);
 /// left.
 PromptScorer open_scorer(const CompressFlags& flags, const ModelFlags& model);
 
-/// Of the GPU's memory, for the scorer.
-inline int64_t device_bytes(const PromptScorer& scorer) { return scorer.device_bytes ? scorer.device_bytes() : 0; }
-
-/// Shortens the prompts of one conversation, with a progress bar. Says on stderr what was kept. Not thread-safe.
-class PromptShortener {
-  public:
-    /// `tokenizer` must outlive it. Does nothing without a scorer. Throws Error.
-    PromptShortener(const CompressFlags& flags, PromptScorer scorer, const Tokenizer& tokenizer);
-
-    /// The tokens to feed. `parts` of a chat's prompt; empty for plain text. Ctrl-C ends the program when the scorer
-    /// next looks.
-    std::vector<int32_t> shorten(std::vector<int32_t> tokens, std::span<const ChatPart> parts = {});
-    /// Where the tokens of the last prompt stood in it (GenerateRequest::gaps); null: it was left whole, or compacted.
-    std::shared_ptr<const PromptGaps> gaps(const ModelInfo& model) const {
-        return plan_ ? kept_gaps(*plan_, model.vocab_size, model.max_position_embeddings) : nullptr;
-    }
-    /// Of the last prompt; null if it was left whole.
-    const CompressionPlan* last() const { return plan_.get(); }
-    bool on() const { return compressor_.has_value(); }
-
-  private:
-    CompressionOptions options_;
-    std::optional<Compressor> compressor_;
-    std::shared_ptr<CompressionPlan> plan_;
-};
+/// The same with a progress bar.
+PromptScorer with_progress(PromptScorer scorer);
+/// What the flags ask of an engine that one person asks: it says on stderr what was kept of a prompt.
+EngineOptions compressing(const CompressFlags& flags, const ModelFlags& model);
 
 }  // namespace riptide::apps

@@ -160,12 +160,8 @@ SessionOptions session_options(const ModelFlags& flags) {
     return options;
 }
 
-std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation,
-                                      int64_t taken_bytes) {
+std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     SessionOptions options = session_options(flags);
-    if (options.gpu && options.gpu->memory_budget > 0)
-        options.gpu->memory_budget = std::max<int64_t>(1, options.gpu->memory_budget - taken_bytes);
-    options.speculation = speculation;
     auto checkpoint = flags.random_weights.empty()
                           ? open_model(flags)
                           : random_checkpoint(flags.random_weights, flags.threads,
@@ -178,19 +174,29 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags, const Speculation
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr)
-        say("{}: {}\n", session->gpu()->info().name,
-            describe(session->memory_plan(), session->options().k_dtype, session->options().v_dtype));
+        say("{}: {}\n", session->gpu()->info().name, session->memory());
     return session;
 }
 
 std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options) {
+    const SpeculationOptions speculation = std::move(options.speculation);
     static_cast<SessionOptions&>(options) = session_options(flags);
+    options.speculation = speculation;
     auto checkpoint = open_model(flags);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
     Progress progress("weights", "B");
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     return std::make_unique<Engine>(std::move(checkpoint), options);
+}
+
+std::unique_ptr<Engine> open_lone_engine(const ModelFlags& flags, EngineOptions options) {
+    options.max_running = 1;
+    options.host_cache_bytes = 0;
+    auto engine = open_engine(flags, std::move(options));
+    const EngineInfo info = engine->info();
+    if (!info.memory.empty()) say("{}: {}\n", info.device, info.memory);
+    return engine;
 }
 
 std::string kv_name(const Session& session) { return kv_name(session.options().k_dtype, session.options().v_dtype); }
@@ -267,42 +273,44 @@ std::vector<int32_t> read_token_file(const std::string& path) {
     return ids;
 }
 
-json::object closing_json(Session& session, const GenerationResult& r) {
-    const double roof = session.memory_bandwidth();
-    const double rate = static_cast<double>(session.model().info().bytes_per_token) * r.step_rate();
-    json::object facts = {{"prompt_tokens", r.prompt_tokens},
-                          {"reused_tokens", r.reused_tokens},
-                          {"completion_tokens", r.tokens.size()},
-                          {"prefill_tok_s", r.prefill_rate()},
-                          {"decode_tok_s", r.decode_rate()},
+json::object closing_json(Engine& engine, const Reply& reply, bool drafted) {
+    const EngineInfo info = engine.info();
+    const Usage& usage = reply.done.usage;
+    const double roof = engine.memory_bandwidth();
+    const double rate = static_cast<double>(info.model.bytes_per_token) * reply.step_rate();
+    json::object facts = {{"prompt_tokens", usage.prompt},
+                          {"reused_tokens", usage.cached},
+                          {"completion_tokens", usage.completion},
+                          {"prefill_tok_s", reply.prefill_rate()},
+                          {"decode_tok_s", reply.decode_rate()},
                           {"weight_gb_s", rate * 1e-9},
                           {"measured_bandwidth_gb_s", roof * 1e-9},
                           {"bandwidth_share", rate / roof},
-                          {"kv", kv_name(session)}};
-    if (session.gpu() != nullptr) facts["device"] = session.gpu()->info().name;
-    else facts["logits_hash"] = fmt::format("{:016x}", r.logits_hash);
-    if (session.speculator() != nullptr)
-        facts["speculation"] = {{"tokens_per_step", r.speculation.tokens_per_step()},
-                                {"steps", r.speculation.steps},
-                                {"drafted", r.speculation.drafted},
-                                {"accepted", r.speculation.accepted}};
+                          {"kv", kv_name(info.k_dtype, info.v_dtype)}};
+    if (!info.memory.empty()) facts["device"] = info.device;
+    else facts["logits_hash"] = fmt::format("{:016x}", reply.done.logits_hash);
+    if (drafted)
+        facts["speculation"] = {{"tokens_per_step", reply.tokens_per_step()},
+                                {"steps", usage.steps},
+                                {"drafted", usage.drafted},
+                                {"accepted", usage.accepted}};
     return facts;
 }
 
-std::string closing_line(Session& session, const GenerationResult& r) {
-    const json::object facts = closing_json(session, r);
+std::string closing_line(Engine& engine, const Reply& reply, bool drafted) {
+    const EngineInfo info = engine.info();
+    const json::object facts = closing_json(engine, reply, drafted);
     const auto number = [&](const char* key) { return facts.at(key).to_number<double>(); };
-    const std::string where = session.gpu() != nullptr
-                                  ? session.gpu()->info().name
-                                  : fmt::format("{} threads · hash {:016x}", session.threads(), r.logits_hash);
-    const std::string drafts =
-        session.speculator() != nullptr ? fmt::format(" · {:.2f} tokens a step", r.speculation.tokens_per_step()) : "";
+    const std::string where = !info.memory.empty()
+                                  ? info.device
+                                  : fmt::format("{} threads · hash {:016x}", info.threads, reply.done.logits_hash);
+    const std::string drafts = drafted ? fmt::format(" · {:.2f} tokens a step", reply.tokens_per_step()) : "";
     return fmt::format(
         "[{} + {} tokens · prefill {:.1f} tok/s · decode {:.1f} tok/s{} · {:.1f} GB/s of weights, {:.0f} % of {:.1f} "
         "GB/s measured · K/V {} · {} · {}]",
-        r.prompt_tokens, r.tokens.size(), r.prefill_rate(), r.decode_rate(), drafts, number("weight_gb_s"),
-        100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"), kv_name(session),
-        finish_reason_name(r.reason), where);
+        reply.done.usage.prompt, reply.done.usage.completion, reply.prefill_rate(), reply.decode_rate(), drafts,
+        number("weight_gb_s"), 100 * number("bandwidth_share"), number("measured_bandwidth_gb_s"),
+        kv_name(info.k_dtype, info.v_dtype), finish_reason_name(reply.done.reason), where);
 }
 
 }  // namespace riptide::apps

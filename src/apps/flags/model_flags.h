@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/support/ask.h"
 #include "base/json.h"
 #include "engine/engine.h"
 #include "engine/session/session.h"
@@ -48,10 +49,11 @@ SpeculationOptions speculation_options(const DraftFlags& flags);
 SessionOptions session_options(const ModelFlags& flags);
 /// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming
 /// the flag that is wrong.
-std::unique_ptr<Session> open_session(const ModelFlags& flags, const SpeculationOptions& speculation = {},
-                                      int64_t taken_bytes = 0);
-/// The same in an engine. `options`: what SessionOptions does not have.
+std::unique_ptr<Session> open_session(const ModelFlags& flags);
+/// The same in an engine. `options`: who drafts, and what SessionOptions does not have.
 std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options);
+/// The same for one person's requests, one at a time; on a GPU prints what its memory is used for.
+std::unique_ptr<Engine> open_lone_engine(const ModelFlags& flags, EngineOptions options);
 
 /// How K and V are stored: "f16", "q8_0/q4_0".
 std::string kv_name(const Session& session);
@@ -84,9 +86,9 @@ SamplingParams sampling_params(const SamplingFlags& flags, const GenerationDefau
 std::vector<int32_t> read_token_file(const std::string& path);
 
 /// The one line that ends a run: tokens, prefill and decode tok/s, GB/s of weights, share of this machine's measured
-/// read bandwidth, K/V type, device, logits hash.
-std::string closing_line(Session& session, const GenerationResult& result);
+/// read bandwidth, K/V type, device, logits hash. `drafted`: whether somebody drafts.
+std::string closing_line(Engine& engine, const Reply& reply, bool drafted);
 /// The same facts for scripts.
-json::object closing_json(Session& session, const GenerationResult& result);
+json::object closing_json(Engine& engine, const Reply& reply, bool drafted);
 
 }  // namespace riptide::apps

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
+#include <optional>
 
+#include "apps/support/ask.h"
 #include "base/error.h"
 #include "base/json.h"
 
@@ -12,56 +12,7 @@ namespace riptide::apps {
 
 namespace {
 
-using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-
-/// What comes back from the engine.
-class Reply {
-  public:
-    void take(const Event& event) {
-        const auto now = Clock::now();
-        const std::lock_guard lock(mutex_);
-        if (std::holds_alternative<TokensDrawn>(event.body) && first_ == Clock::time_point()) first_ = now;
-        if (const auto* text = std::get_if<TextDelta>(&event.body)) text_ += text->text;
-        if (const auto* done = std::get_if<Done>(&event.body)) done_ = *done;
-        if (const auto* failed = std::get_if<Failed>(&event.body)) failed_ = *failed;
-        last_ = now;
-        over_ = over_ || event.last;
-        if (over_) changed_.notify_one();
-    }
-    /// Until the answer is over; `cancel` is called once, if `stop` becomes true meanwhile.
-    void wait(const std::atomic<bool>& stop, const std::function<void()>& cancel) {
-        std::unique_lock lock(mutex_);
-        bool cancelled = false;
-        while (!over_) {
-            changed_.wait_for(lock, 20ms);
-            if (over_ || cancelled || !stop) continue;
-            cancelled = true;
-            lock.unlock();
-            cancel();
-            lock.lock();
-        }
-    }
-    /// Behind wait(). Throws what a failed request said.
-    void read(Clock::time_point asked, NiahAnswer& out) const {
-        if (failed_) throw Error("a question has failed: " + failed_->message, failed_->kind);
-        const auto since = [&](Clock::time_point t) { return std::chrono::duration<double>(t - asked).count(); };
-        out.ttft = since(first_ == Clock::time_point() ? last_ : first_);
-        out.seconds = since(last_);
-        out.answer = text_;
-        out.kept = done_ ? done_->usage.prompt : 0;
-        out.scoring = done_ ? done_->timings.scoring : 0;
-    }
-
-  private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::string text_;
-    std::optional<Done> done_;
-    std::optional<Failed> failed_;
-    Clock::time_point first_, last_;
-    bool over_ = false;
-};
 
 ChatPrompt chat_prompt(const json::array& messages, const json::array& tools, bool think) {
     ChatPrompt out{messages, tools, {}};
@@ -84,11 +35,20 @@ NiahAnswer ask_question(Engine& engine, const NiahCase& question, NiahAnswer out
     request.sampling.max_tokens = options.max_tokens;
     request.want_tokens = true;
     compress(request, out.keep);
-    const auto reply = std::make_shared<Reply>();
+    std::optional<Clock::time_point> first;
     const auto asked = Clock::now();
-    const RequestId id = engine.submit(std::move(request), [reply](const Event& event) { reply->take(event); });
-    reply->wait(stop, [&] { engine.cancel(id); });
-    reply->read(asked, out);
+    const auto since = [&](Clock::time_point t) { return std::chrono::duration<double>(t - asked).count(); };
+    const Reply reply = ask(
+        engine, std::move(request),
+        [&](const EventBody& event) {
+            if (std::holds_alternative<TokensDrawn>(event) && !first) first = Clock::now();
+        },
+        stop);
+    out.seconds = since(Clock::now());
+    out.ttft = first ? since(*first) : out.seconds;
+    out.answer = reply.text;
+    out.kept = reply.done.usage.prompt;
+    out.scoring = reply.done.timings.scoring;
     out.tokens = question.tokens;
     for (const std::string& part : question.expected) out.expected += (out.expected.empty() ? "" : ", ") + part;
     out.right = judge(question.how, question.expected, out.answer);

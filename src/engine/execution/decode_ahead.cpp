@@ -27,8 +27,7 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
     for (auto* steps : {&waiting_, &following_})
         for (RecordedSteps& way : *steps)
             for (auto& kind : way) kind.resize(static_cast<size_t>(sequences));
-    const std::vector<int32_t> zeros(kMostDraws);
-    context.gpu->to_device(one_slot_.data(), zeros.data(), kMostDraws * int64_t{sizeof(int32_t)});
+    draw_for(0);
     std::memset(ring_memory_.data(), 0, static_cast<size_t>(ring_memory_.bytes()));
     auto* const words = reinterpret_cast<int64_t*>(step_memory_.data());
     auto* const slots = reinterpret_cast<int32_t*>(words + 2);
@@ -148,6 +147,11 @@ std::span<const int32_t> GpuDecoder::next() {
     return tokens_;
 }
 
+void GpuDecoder::draw_for(int64_t slot) {
+    const std::vector<int32_t> slots(kMostDraws, static_cast<int32_t>(slot));
+    context_.gpu->to_device(one_slot_.data(), slots.data(), kMostDraws * int64_t{sizeof(int32_t)});
+}
+
 Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw) {
     return this->draw(logits, positions,
                       {reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(logits.rows())}, draw);
@@ -165,16 +169,6 @@ Tensor GpuDecoder::draw(const Tensor& logits, std::span<const int32_t> positions
 /// For draws that are waited for.
 ops::SampleMasks GpuDecoder::masks_of(std::span<const AllowedSet> allowed) {
     return allowed.empty() ? ops::SampleMasks() : masks_.upload(allowed, DeviceMasks::Use::rows);
-}
-
-std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, Draw how, std::span<const AllowedSet> allowed) {
-    const int64_t n = logits.rows();
-    RT_ASSERT(pending() == 0);
-    const std::span<const int32_t> slots(reinterpret_cast<const int32_t*>(one_slot_.data()), static_cast<size_t>(n));
-    const Tensor tokens = draw(logits, device_batch_.batch().positions, slots, how, masks_of(allowed));
-    tokens_.resize(static_cast<size_t>(n));
-    context_.gpu->to_host(tokens_.data(), tokens.data, n * int64_t{sizeof(int32_t)});
-    return tokens_;
 }
 
 std::span<const int32_t> GpuDecoder::draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how,

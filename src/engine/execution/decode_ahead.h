@@ -68,15 +68,15 @@ class GpuDecoder {
     /// row has no token, because a logit is NaN or +infinity or no token is possible; what is decoded for it from then
     /// on means nothing. Throws Error if the device fails.
     std::span<const int32_t> next();
-    /// The token of each row, all for slot 0, none of which joins its history; i32 [n] on the device, -1 as in next().
+    /// From now on draw() is for this slot; 0 at first. REQUIRES nothing of it under way.
+    void draw_for(int64_t slot);
+    /// The token of each row, all for one slot, none of which joins its history; i32 [n] on the device, -1 as in next().
     /// At most 256 rows; can be recorded.
     Tensor draw(const Tensor& logits, std::span<const int32_t> positions, Draw draw);
-    /// The token of each row of the step that has just been uploaded and run, all for slot 0, none of which joins its
-    /// history; valid until the next call. Waits for the device. -1 as in next(). At most 256 rows, nothing pending.
-    /// `allowed`: what may be drawn for each row; empty: anything, else REQUIRES Draw::sampled.
-    std::span<const int32_t> draw_rows(const Tensor& logits, Draw how, std::span<const AllowedSet> allowed = {});
-    /// The same for rows of several answers: slots[r] has the parameters of row r. A step begun before may be pending;
-    /// valid until the next call of this.
+    /// The token of each row of the step that has just been uploaded and run: slots[r] has the parameters of row r, and
+    /// none joins its history; valid until the next call of this. Waits for the device. -1 as in next(). At most 256
+    /// rows. A step begun before may be pending. `allowed`: what may be drawn for each row; empty: anything, else
+    /// REQUIRES Draw::sampled.
     std::span<const int32_t> draw_rows(const Tensor& logits, std::span<const int32_t> slots, Draw how,
                                        std::span<const AllowedSet> allowed = {});
     /// Steps started and not yet asked for.
@@ -119,7 +119,7 @@ class GpuDecoder {
     std::vector<int32_t> begin_words_;    // forced_size, slots and held_, on their way to the device
     std::span<const int32_t> row_slots_;  // in step_memory_, [sequences]
     std::span<const int32_t> held_;       // likewise, States::held
-    DeviceMemory one_slot_;               // slot 0 for each of kMostDraws rows
+    DeviceMemory one_slot_;               // that of draw_for() for each of kMostDraws rows
     DeviceMemory drawn_slots_;            // of draw_rows
     std::vector<int32_t> tokens_, drawn_;
     int64_t launched_ = 0, taken_ = 0, run_ = 0;

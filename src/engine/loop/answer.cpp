@@ -99,6 +99,7 @@ int32_t Answer::end_of_thinking() const {
 }
 
 Sampled Answer::draw(std::span<const float> logits, int64_t position) {
+    if (job_->hash_logits) hash_.add(logits);
     Sampled out = sampler_.sample(logits, position, allowed_ ? allowed_->next() : std::span<const uint64_t>());
     if (free_draws() > 0) return out;
     out.token = end_of_thinking();  // certain, so its sampling_logprob is 0
@@ -185,6 +186,7 @@ void Answer::close(int64_t now_us, int64_t version) {
     done.compression = job_->compression;
     done.cache_note = cache_note;
     done.version = version;
+    if (job_->hash_logits) done.logits_hash = hash_.value();
     job_->emit(*this, std::move(done), last);
 }
 

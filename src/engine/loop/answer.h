@@ -11,6 +11,7 @@
 #include "engine/prompt/model_text.h"
 #include "engine/request.h"
 #include "engine/sampling/form_cache.h"
+#include "engine/sampling/logits_hash.h"
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/stop_matcher.h"
 #include "tensor/tensor.h"
@@ -41,7 +42,8 @@ struct Job {
     uint64_t share = 0;          // for whom the scheduler counts
     uint64_t cache_session = 0;  // whose prefix the cache keeps; 0: nobody's
     int priority = 1;
-    bool side = false, deterministic = false, want_tokens = false, prompt_logprobs = false, prompt_only = false;
+    bool side = false, deterministic = false, want_tokens = false, prompt_logprobs = false, prompt_only = false,
+         hash_logits = false;
     int64_t submitted_us = 0;
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
     std::optional<std::chrono::milliseconds> deadline;  // as asked
@@ -143,6 +145,7 @@ class Answer {
     std::vector<int32_t> ahead;
     std::vector<int32_t> path;  // of the running step: rows that drafts were right about, if there were drafts
     bool undrawn = false;       // of the running step: nothing was drawn, since nobody knew yet what may come
+    bool without_rounds = false;  // there was no room for them once
     int64_t told = -1;          // tokens of the answer that the drafter knows; -1: it does not know the prompt
 
   private:
@@ -156,6 +159,7 @@ class Answer {
     std::optional<AllowedTokens> allowed_;
     AnswerText text_;
     std::vector<int32_t> tokens_;
+    LogitsHash hash_;
     int32_t stop_token_ = -1;
     bool thinking_;
     bool closed_ = false;

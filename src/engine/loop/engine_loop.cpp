@@ -58,6 +58,7 @@ void EngineLoop::add(std::unique_ptr<Job> fresh) {
         ++stats_.compressed;
         stats_.scored_tokens += job.compression.scored;
         stats_.dropped_tokens += job.compression.original - job.compression.kept;
+        if (machine_.options().on_compressed) machine_.options().on_compressed(job.compression);
     }
     job.salt.origin = job.deterministic ? "prefill" : "";
     // The others restore what the first keeps, unless it keeps nothing.

@@ -74,11 +74,16 @@ class EngineLoop {
     /// Machine::learn_weights.
     void learn_weights() { cache_changes_ += machine_.learn_weights() ? 1 : 0; }
 
+    /// From now on answers are drafted by this, or (null) by nobody; returns who did. Both know nothing of sequences.
+    /// REQUIRES begun() == 0.
+    std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator);
     /// The model has been loaded anew, whose weights a drafter may share. REQUIRES begun() == 0.
     void renew_drafter();
 
     /// Microseconds of the clock that requests are measured by.
     int64_t now_us() const;
+    /// For tests: what holds the K/V of the only answer; null if it does not run. REQUIRES that there is one.
+    const SequenceState* lone_state() const { return scheduler_.state(answers_.begin()->first); }
     /// For tests: layers of a prompts' step that run beside a decode part, in place of what PromptPace says.
     void use_parts(std::function<int64_t()> layers) { part_layers_ = std::move(layers); }
     const PromptPace& pace() const { return pace_; }
@@ -138,8 +143,9 @@ class EngineLoop {
     bool may_follow(Answer& answer, int32_t drafted, const DrawnRows& rows, int64_t row);
     bool draw_formed();
 
-    // engine_draft.cpp
+    // engine_speculation.cpp
     void propose_drafts();
+    void tell(Answer& answer);
     /// What the tokens that follow rows are drawn from: logits, or, where the device has drawn them, nothing.
     struct DrawnRows {
         Tensor logits;
@@ -154,6 +160,24 @@ class EngineLoop {
     bool follows(const Answer& answer, const StepItem& item);
     void feed_drafter(std::span<const StepItem> items, std::span<const RequestId> ids);
     void tell_drafter(const StepPlan& plan, int64_t steps, double seconds);
+
+    // engine_rounds.cpp
+    /// An answer while the device runs rounds of it.
+    struct RoundSpan {
+        Answer& answer;
+        bool plain;                // no drafts in any of them
+        int64_t room;              // rows reserved
+        int32_t token;             // fed next
+        std::vector<int32_t> fed;  // rows that count
+        int64_t kept = 0;          // that the device has kept, as far as is known
+        bool more = true;          // another token is wanted
+    };
+    bool fits_rounds(const Answer& answer, int64_t length);
+    bool run_rounds(const StepPlan& plan);
+    void take_rounds(RoundSpan& span, ops::DraftPlan plan);
+    void take_round(RoundSpan& span, const DraftRounds::Round& round, double seconds);
+    void keep_rounds(const RoundSpan& span, const StepItem& item, bool exact, const SpareState& before);
+    DraftRounds::Draws round_draws(const Answer& answer, int32_t slot);
 
     Answer& answer_of(RequestId scheduled) { return *answers_.at(scheduled); }
     void run_step();
@@ -217,6 +241,7 @@ class EngineLoop {
     int64_t decoded_us_ = -1;  // when the last step's decode part had its tokens; -1: it had none
 
     std::unique_ptr<Speculator> speculator_;  // null: nobody drafts
+    std::unique_ptr<DraftRounds> rounds_;     // of the last drafter that can
     std::vector<Speculator::Wanted> drafts_wanted_;
     std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;

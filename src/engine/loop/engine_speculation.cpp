@@ -9,15 +9,25 @@
 namespace riptide {
 
 void EngineLoop::make_speculator() {
+    rounds_.reset();
     speculator_.reset();
     const SpeculationOptions& options = machine_.options().speculation;
-    if (!options.on()) return;
-    speculator_ = std::make_unique<Speculator>(make_drafter(options, machine_.draft_target()), options);
-    machine_.capture(speculator_->drafter().capture_layers());
+    if (options.on())
+        speculate(std::make_unique<Speculator>(make_drafter(options, machine_.draft_target()), options));
+}
+
+std::unique_ptr<Speculator> EngineLoop::speculate(std::unique_ptr<Speculator> speculator) {
+    if (speculator) {
+        machine_.capture(speculator->drafter().capture_layers());
+        const bool rounds = speculator->wants_rounds(machine_.options().gpu.has_value());
+        if (rounds && (!rounds_ || &rounds_->drafter() != speculator->drafter().dflash()))
+            rounds_ = machine_.make_rounds(speculator->shared_drafter());
+    }
+    return std::exchange(speculator_, std::move(speculator));
 }
 
 void EngineLoop::renew_drafter() {
-    if (reads_layers()) make_speculator();
+    if (reads_layers() || rounds_) make_speculator();
 }
 
 /// Tells the scheduler what to check for each decoding answer.
@@ -26,16 +36,17 @@ void EngineLoop::propose_drafts() {
     drafting_.clear();
     drafts_wanted_.clear();
     if (speculator_->idle_steps() > 0) return;
-    for (const RequestId id : scheduler_.decoding()) {
+    const std::vector<RequestId> decoding = scheduler_.decoding();
+    const bool lone = decoding.size() == 1 && scheduler_.running() == 1;
+    if (lone && fits_rounds(answer_of(decoding[0]), std::ssize(scheduler_.tokens(decoding[0])) - 1)) return;
+    for (const RequestId id : decoding) {
         Answer& answer = answer_of(id);
         if (answer.told < 0) {
             if (reads_layers()) continue;  // feed_drafter() begins
             speculator_->begin(static_cast<uint64_t>(id), scheduler_.tokens(id));
             answer.told = std::ssize(answer.tokens());
         }
-        speculator_->extend(static_cast<uint64_t>(id),
-                            std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told)));
-        answer.told = std::ssize(answer.tokens());
+        tell(answer);
         const int64_t room = answer.job().max_tokens - std::ssize(answer.tokens()) - 1;
         drafts_wanted_.push_back({static_cast<uint64_t>(id), std::max<int64_t>(0, room)});
     }
@@ -134,6 +145,7 @@ void EngineLoop::draw_drafted(Answer& answer, const StepItem& item, const DrawnR
         return take(answer, sampled) && may_follow(answer, tree.child(r - 1, next), rows, row) ? next : -1;
     });
     if (failed) return;
+    ++answer.usage.steps;
     answer.usage.drafted += tree.size();
     answer.usage.accepted += std::ssize(answer.path) - 1;
     const auto fresh = std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told));
@@ -178,18 +190,31 @@ void EngineLoop::tell_drafter(const StepPlan& plan, int64_t steps, double second
     if (!speculator_) return;
     int64_t rows = 0;
     for (const StepItem& item : plan.decode) rows += std::ssize(item.tokens);
+    const bool idle = speculator_->idle_steps() > 0;
     if (rows > 0 && seconds > 0) {
-        if (speculator_->idle_steps() > 0) speculator_->idled(steps, seconds, rows);
+        if (idle) speculator_->idled(steps, seconds, rows);
         else speculator_->stepped(rows, seconds / static_cast<double>(steps));
     }
     for (const RequestId id : plan.decode_ids) {
         const auto found = answers_.find(id);
         if (found == answers_.end() || found->second->told < 0) continue;
         Answer& answer = *found->second;
-        speculator_->extend(static_cast<uint64_t>(id),
-                            std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told)));
-        answer.told = std::ssize(answer.tokens());
+        if (!idle && answer.path.empty()) {  // nobody had an idea: a step all the same
+            const int32_t row = 0;
+            const auto fresh = std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told));
+            speculator_->settle(static_cast<uint64_t>(id), {}, std::span(&row, 1), fresh);
+            answer.told = std::ssize(answer.tokens());
+        } else {
+            tell(answer);  // idled() or settle() has counted it
+        }
     }
+}
+
+/// Tells the drafter of tokens that it does not know yet.
+void EngineLoop::tell(Answer& answer) {
+    speculator_->extend(static_cast<uint64_t>(answer.scheduled),
+                        std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told)));
+    answer.told = std::ssize(answer.tokens());
 }
 
 }  // namespace riptide

@@ -64,6 +64,7 @@ void EngineLoop::run_step() {
 
 /// The parts of a step, one behind the other.
 void EngineLoop::run(const StepPlan& plan) {
+    if (run_rounds(plan)) return;
     const int64_t start_us = now_us();
     split(plan);
     stats_.decode_rows += rows_of(plan.decode);
@@ -177,6 +178,7 @@ bool EngineLoop::next_from_device() {
         if (row.next < 0) damaged(*row.answer, no_token(row.answer->usage.prompt + std::ssize(row.answer->tokens())));
         Sampled drawn;
         drawn.token = row.next;
+        ++row.answer->usage.steps;
         row.over = row.next < 0 || !take(*row.answer, drawn);
         all = all && !row.over;
     }
@@ -329,6 +331,7 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
             damaged(answer, error.what());
             continue;
         }
+        answer.usage.steps += end > answer.usage.prompt;
         take(answer, sampled);
         conclude(answer, sampled.token);
     }

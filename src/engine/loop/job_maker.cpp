@@ -46,7 +46,7 @@ void JobMaker::check(const Request& request) const {
              request.deadline->count());
     RT_CHECK(request.thinking_budget >= -1, "thinking_budget is {}, expected 0 or more", request.thinking_budget);
     check_sampling_params(request.sampling, vocab_);
-    RT_CHECK(text_.tokenizer() != nullptr || request.sampling.stop_strings.empty(),
+    RT_CHECK(text_.tokenizer() != nullptr || request.sampling.stop_strings.empty(), ErrorKind::usage,
              "stop strings need a tokenizer, and this model has none");
 }
 
@@ -80,6 +80,7 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* 
     job->want_tokens = request.want_tokens;
     job->prompt_logprobs = request.prompt_logprobs;
     job->prompt_only = request.prompt_only;
+    job->hash_logits = request.hash_logits;
     job->deadline = request.deadline;
     job->salt.prompt = text_.fingerprint();
     job->salt.isolation = request.isolation;
@@ -92,9 +93,9 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* 
 
 void JobMaker::check_tokens(const Job& job) const {
     const std::vector<int32_t>& tokens = job.prompt.tokens;
-    RT_CHECK(!tokens.empty(), "the prompt is empty: it needs at least one token");
+    RT_CHECK(!tokens.empty(), ErrorKind::usage, "the prompt is empty: it needs at least one token");
     for (size_t i = 0; i < tokens.size(); ++i)
-        RT_CHECK(tokens[i] >= 0 && tokens[i] < vocab_, "token {} of the prompt is {}, expected 0 to {}", i, tokens[i],
+        RT_CHECK(tokens[i] >= 0 && tokens[i] < vocab_, ErrorKind::usage, "token {} of the prompt is {}, expected 0 to {}", i, tokens[i],
                  vocab_ - 1);
 }
 

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/memory_bandwidth.h"
 #include "base/sha256.h"
 #include "engine/prompt/loaded_text.h"
 
@@ -131,7 +132,7 @@ void Machine::plan_memory() {
         request.context = options_.context;
         request.max_context = info_.max_position_embeddings;
         request.chunk_rows = options_.chunk_rows;
-        request.max_chunk_rows = kGpuMostChunk;
+        if (options_.max_running != 1) request.max_chunk_rows = kGpuMostChunk;  // a ring for each that runs
         request.page_rows = options_.page_rows;
         request.available = std::max<int64_t>(0, gpu_->available() - kUnplannedBytes);
         request.weights = gpu_->allocated();
@@ -181,7 +182,13 @@ void Machine::make_runner() {
                  return decoder_->draw_rows(logits_, slots, draw, allowed);
              },
              [this] { decoder_->forward(); }, [this](std::span<const AllowedSet> allowed) { decoder_->draw(allowed); },
-             decoder_->follow_rows()});
+             decoder_->follow_rows(),
+             [this](int64_t slot, GpuDecoder::Draw how) -> DraftRounds::DrawRows {
+                 decoder_->draw_for(slot);
+                 return [this, how](const Tensor& logits, std::span<const int32_t> positions) {
+                     return decoder_->draw(logits, positions, how);
+                 };
+             }});
     }
 }
 
@@ -248,6 +255,10 @@ DraftTarget Machine::draft_target() {
             .kv_tokens = options_.kv_tokens};
 }
 
+std::unique_ptr<DraftRounds> Machine::make_rounds(std::shared_ptr<Drafter> drafter) {
+    return std::make_unique<DraftRounds>(*model_, *cache_, runner_->context(), std::move(drafter), context_);
+}
+
 void Machine::capture(std::span<const int32_t> layers) {
     capture_layers_.assign(layers.begin(), layers.end());
     runner_->capture(layers);
@@ -281,6 +292,31 @@ void Machine::make_prefix_cache() {
 
 std::string Machine::device() const {
     return gpu_ ? gpu_->info().name : fmt::format("CPU, {} threads", threads_->size());
+}
+
+EngineInfo Machine::facts() const {
+    EngineInfo facts;
+    facts.model = model_->info();
+    if (checkpoint_) facts.path = checkpoint_->path();
+    facts.context_length = context_;
+    facts.kv_tokens = options_.kv_tokens;
+    facts.max_running = options_.max_running;
+    facts.chunk_rows = options_.chunk_rows;
+    facts.threads = threads();
+    facts.k_dtype = options_.k_dtype;
+    facts.v_dtype = options_.v_dtype;
+    facts.device = device();
+    facts.compression = options_.compression;
+    if (!gpu_) return facts;
+    facts.memory = describe(plan_, options_.k_dtype, options_.v_dtype);
+    if (!options_.scorer.memory.empty()) facts.memory = options_.scorer.memory + "; " + facts.memory;
+    return facts;
+}
+
+double Machine::memory_bandwidth() {
+    if (memory_bandwidth_ == 0)
+        memory_bandwidth_ = gpu_ ? measure_read_bandwidth(*gpu_) : measure_read_bandwidth(*threads_);
+    return memory_bandwidth_;
 }
 
 Tensor Machine::logits() {

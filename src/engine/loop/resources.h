@@ -15,6 +15,7 @@
 #include "engine/execution/prefill_step.h"
 #include "engine/execution/runner.h"
 #include "engine/prompt/weights_digest.h"
+#include "engine/speculation/device_rounds.h"
 #include "engine/speculation/dflash_drafter.h"
 #include "tensor/gpu_thread.h"
 
@@ -34,6 +35,8 @@ struct DecodeDevice {
     std::function<void()> forward = {};
     std::function<void(std::span<const AllowedSet> allowed)> draw = {};
     int64_t follow_rows = 0;  // GpuDecoder::follow_rows()
+    /// What draws for the rows of rounds, by a slot; without it the host's sampler does (then the device is the CPU).
+    std::function<DraftRounds::DrawRows(int64_t slot, GpuDecoder::Draw)> round_draws = {};
 };
 
 /// Not thread-safe: whoever steps owns it.
@@ -59,6 +62,15 @@ class Machine {
     }
     /// "NVIDIA H200", "CPU, 8 threads"
     std::string device() const;
+    int threads() const { return threads_->size(); }
+    /// What an engine on it says of it, without the text side.
+    EngineInfo facts() const;
+    /// The device, and who decodes ahead there; null on the CPU. Where steps run.
+    Gpu* gpu() { return gpu_.get(); }
+    GpuDecoder* gpu_decoder() { return decoder_.get(); }
+    Runner& runner() { return *runner_; }
+    /// Engine::memory_bandwidth.
+    double memory_bandwidth();
     /// Null if options say so.
     PrefixCache* prefix() { return prefix_.get(); }
     const HostStore* host_tier() const { return host_ ? &*host_ : nullptr; }
@@ -88,8 +100,9 @@ class Machine {
         logits_ = prompts_->finish();
         captured_ = prompts_->captured();
     }
-    /// What a drafter for the machine's sequences must know.
+    /// What a drafter for the machine's sequences must know, and who runs rounds of it.
     DraftTarget draft_target();
+    std::unique_ptr<DraftRounds> make_rounds(std::shared_ptr<Drafter> drafter);
     /// From now on steps keep what these layers put out (FeatureCapture), also after replace().
     void capture(std::span<const int32_t> layers);
     /// Of the last step, row by row; valid as long as its logits on the device.
@@ -130,6 +143,7 @@ class Machine {
     ModelInfo info_;  // of the first model: reloaded ones are alike
     int64_t context_ = 0;
     MemoryPlan plan_;
+    double memory_bandwidth_ = 0;
     std::unique_ptr<ThreadPool> threads_;
     std::unique_ptr<KvCache> cache_;
     std::optional<HostStore> host_;

@@ -80,6 +80,11 @@ void Scheduler::cancel(RequestId id) {
 
 std::span<const int32_t> Scheduler::tokens(RequestId id) const { return requests_.at(id)->tokens; }
 
+const SequenceState* Scheduler::state(RequestId id) const {
+    const std::optional<SequenceState>& state = requests_.at(id)->state;
+    return state ? &*state : nullptr;
+}
+
 std::vector<RequestId> Scheduler::decoding() const {
     std::vector<RequestId> ids;
     for (const Request* r : running_)

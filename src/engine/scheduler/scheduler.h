@@ -58,9 +58,11 @@ class Scheduler {
     const StepPlan& plan(int64_t now_us);
     /// Room for more steps like the planned one before settle(), if all that run decode a row each without drafts: each
     /// step feeds what the one before it drew. Takes pages that no sequence needs, but preempts nobody. Returns how
-    /// many steps may run, from 1 to `most`. REQUIRES most = 1 if there is recurrent state, unless they follow each
-    /// other (SequenceState::begin_follow), and are ended by commit_followed_states() before settle().
-    int64_t run_ahead(int64_t most);
+    /// many steps may run, from 1 to `most`; not more than answers want tokens, unless some of the rows are `drafts`,
+    /// which do not count. REQUIRES most = 1 if there is recurrent state, unless they follow each
+    /// other (SequenceState::begin_follow), and are ended by commit_followed_states() before settle(), or are committed by
+    /// the device (state_is_committed).
+    int64_t run_ahead(int64_t most, bool drafts = false);
     /// REQUIRES one result for each item that wanted logits, except of requests cancelled since. Answers end at
     /// max_tokens: what a path brings beyond is dropped. `prompts_done` false: the prompts' step, planned now or
     /// earlier, is still under way and has no results.
@@ -78,6 +80,8 @@ class Scheduler {
 
     /// Prompt and answer of a request that has not left.
     std::span<const int32_t> tokens(RequestId id) const;
+    /// Its K/V; null while it waits.
+    const SequenceState* state(RequestId id) const;
     int64_t waiting() const { return std::ssize(waiting_); }
     int64_t running() const { return std::ssize(running_); }
     /// Sessions whose share is remembered.

@@ -152,12 +152,12 @@ void Scheduler::build_items() {
     counts_.stalled += plan_.stalled;
 }
 
-int64_t Scheduler::run_ahead(int64_t most) {
+int64_t Scheduler::run_ahead(int64_t most, bool drafts) {
     RT_ASSERT(in_step_ && most >= 1);
     int64_t steps = std::min<int64_t>(most, cache_.options().max_step_rows);
     for (const Request* r : running_) {
         if (r->rows != 1 || r->drafts > 0 || !r->decodes()) return 1;
-        steps = std::min(steps, r->asked.max_tokens - r->answer());
+        if (!drafts) steps = std::min(steps, r->asked.max_tokens - r->answer());
     }
     if (running_.empty()) return 1;
     for (; steps > 1; steps /= 2) {

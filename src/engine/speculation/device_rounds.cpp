@@ -19,15 +19,17 @@ constexpr int64_t kRingBytes = DraftRounds::kMostPending * ops::RoundRing::kEntr
 
 }  // namespace
 
-DraftRounds::DraftRounds(const Model& model, KvCache& cache, Context& context, std::shared_ptr<Drafter> drafter)
+DraftRounds::DraftRounds(const Model& model, KvCache& cache, Context& context, std::shared_ptr<Drafter> drafter,
+                         int64_t sequence_tokens)
     : model_(model),
       cache_(cache),
       context_(context),
       drafter_(std::move(drafter)),
       dflash_(drafter_->dflash()),
       block_(dflash_->model().block_size()),
-      pages_(cache.options().pages),
-      drafted_pages_(dflash_->cache().options().pages) {
+      pages_(std::min(cache.options().pages, cache.pages_for(sequence_tokens))),
+      drafted_pages_(
+          std::min(dflash_->cache().options().pages, dflash_->cache().pages_for(sequence_tokens + block_))) {
     RT_ASSERT(block_ <= kRows);
     const auto words = std::ssize(dflash_->model().target_ids());
     const int64_t each = 14 * kRows + 2 * (kRows + 1) + words + pages_ + drafted_pages_ + 16;

@@ -28,26 +28,28 @@ namespace riptide {
 /// draft; the drafter is not told of it, and what the model's layers put out is kept for it instead.
 ///
 /// Recurrent state is committed in the round too, by the accepted way, so it describes where the device is, rounds that
-/// the host does not keep included: who keeps less than all must bring back an older state (Session::run_rounds).
+/// the host does not keep included: who keeps less than all must bring back an older state (EngineLoop::keep_rounds).
 ///
 /// A round says what plain decoding says: rows of the decode family have the same bits in any company, and tokens are
 /// drawn for all rows as they would be one at a time. Not thread-safe. Runs on the CPU too, for tests.
 class DraftRounds {
   public:
-    /// All must outlive this; the drafter must work for this model. A sequence has at most all pages of the cache.
-    DraftRounds(const Model& model, KvCache& cache, Context& context, std::shared_ptr<Drafter> drafter);
+    /// All must outlive this; the drafter must work for this model. A sequence has at most so many tokens.
+    DraftRounds(const Model& model, KvCache& cache, Context& context, std::shared_ptr<Drafter> drafter,
+                int64_t sequence_tokens);
 
     DflashDrafter& drafter() { return *dflash_; }
 
     /// How the tokens that follow rows are drawn; on a GPU with kernels that can be recorded. Ways of one number draw
     /// alike.
+    using DrawRows = std::function<Tensor(const Tensor& logits, std::span<const int32_t> positions)>;
     struct Draws {
         int32_t way = 0;
-        std::function<Tensor(const Tensor& logits, std::span<const int32_t> positions)> draw;
+        DrawRows draw;
     };
     /// Starts at the sequence's end, with a token that is not part of it yet. Both states must have the rows of all
-    /// rounds reserved, the drafter's also a block more; the caller keeps what it wants (keep_prefix). REQUIRES that
-    /// they are equally long, and nothing pending.
+    /// rounds reserved, the drafter's also a block more; the caller keeps what it wants (state_is_committed). REQUIRES
+    /// that they are equally long, and nothing pending.
     void begin(const SequenceState& sequence, const SequenceState& drafted, int32_t token, Draws draws);
     /// Starts one more round; plan.rows == 1: a plain one, of which there may be kMostPlain behind a begin(). REQUIRES
     /// pending() < kMostPending.

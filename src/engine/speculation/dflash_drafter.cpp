@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "ops/embed.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int32_t kPageRows = 64;
 constexpr int32_t kFeedRows = 512;                  // in one step of the drafter
+constexpr int64_t kMostHeld = 64;                   // rows
 constexpr int64_t kDecodeRows = 16;                 // fewer take the kernels that read weights once for few rows
 constexpr int64_t kArenaBytes = int64_t{16} << 20;  // on the CPU, to begin with
 
@@ -71,6 +73,7 @@ void DflashDrafter::begin(uint64_t sequence, std::span<const int32_t> tokens) {
     auto at = texts_.find(sequence);
     if (at == texts_.end()) at = texts_.emplace(sequence, start(tokens)).first;
     Text& text = at->second;
+    show_held(text);
     const auto common = std::mismatch(text.tokens.begin(), text.tokens.end(), tokens.begin(), tokens.end());
     int64_t keep = std::min<int64_t>(common.first - text.tokens.begin(), text.state.length());
     if (keep < text.state.length()) {
@@ -83,6 +86,7 @@ void DflashDrafter::begin(uint64_t sequence, std::span<const int32_t> tokens) {
 /// A text that has as much as possible of another that begins alike.
 DflashDrafter::Text DflashDrafter::start(std::span<const int32_t> tokens) {
     while (cache_->free_slots() == 0 && !kept_.empty()) kept_.pop_front();
+    for (auto& [number, text] : texts_) show_held(text);
     const Text* best = nullptr;
     int64_t most = 0;
     const auto look = [&](const Text& text) {
@@ -92,14 +96,15 @@ DflashDrafter::Text DflashDrafter::start(std::span<const int32_t> tokens) {
     };
     for (const auto& [number, text] : texts_) look(text);
     for (const Text& text : kept_) look(text);
-    if (best == nullptr) return {{}, SequenceState(*cache_)};
-    return {best->tokens, best->state.fork(most)};
+    if (best == nullptr) return {{}, SequenceState(*cache_), {}};
+    return {best->tokens, best->state.fork(most), {}};
 }
 
 void DflashDrafter::end(uint64_t sequence) {
     const auto at = texts_.find(sequence);
     if (at == texts_.end()) return;
     Text& text = at->second;
+    show_held(text);
     text.tokens.resize(std::min(text.tokens.size(), static_cast<size_t>(text.state.length())));
     if (most_kept_ > 0 && !text.tokens.empty()) kept_.push_back(std::move(text));
     if (kept_.size() > most_kept_) kept_.pop_front();
@@ -122,12 +127,14 @@ void DflashDrafter::extend(uint64_t sequence, std::span<const int32_t> tokens) {
 
 int64_t DflashDrafter::fed(uint64_t sequence) const {
     const auto at = texts_.find(sequence);
-    return at == texts_.end() ? 0 : at->second.state.length();
+    return at == texts_.end() ? 0 : at->second.fed();
 }
 
 SequenceState* DflashDrafter::state(uint64_t sequence) {
     const auto at = texts_.find(sequence);
-    return at == texts_.end() ? nullptr : &at->second.state;
+    if (at == texts_.end()) return nullptr;
+    show_held(at->second);
+    return &at->second.state;
 }
 
 const Batch& DflashDrafter::build(const StepRows& rows) {
@@ -150,13 +157,33 @@ Tensor DflashDrafter::rows_of(const Tensor& features, std::span<const int32_t> r
 
 void DflashDrafter::feed(uint64_t sequence, int64_t position, const Tensor& features, std::span<const int32_t> rows) {
     Text& text = texts_.at(sequence);
-    const int64_t behind = text.state.length() - position;
+    const int64_t behind = text.fed() - position;
     if (behind < 0) return;  // something was not fed: what follows it is of no use
+    const int64_t count = rows.empty() ? features.rows() : std::ssize(rows);
+    if (context_.gpu == nullptr && count == 1 && behind == 0) {
+        const float* const row = features.row(rows.empty() ? 0 : rows[0]);
+        text.held.insert(text.held.end(), row, row + features.row_elements());
+        if (++text.held_rows == kMostHeld) show_held(text);
+        return;
+    }
+    show_held(text);
     arena_.reset();
-    const Tensor all = rows_of(features, rows);
+    append(text, rows_of(features, rows), behind);
+}
+
+void DflashDrafter::show_held(Text& text) {
+    if (text.held_rows == 0) return;
+    const int64_t rows = std::exchange(text.held_rows, 0);
+    arena_.reset();
+    append(text, Tensor(text.held.data(), DType::f32, {rows, std::ssize(text.held) / rows}), 0);
+    text.held.clear();
+}
+
+/// Makes K/V of the rows from `from` on.
+void DflashDrafter::append(Text& text, const Tensor& all, int64_t from) {
     const int64_t most = cache_->options().max_step_rows;
     const std::vector<int32_t> nothing(static_cast<size_t>(most), 0);  // append() does not look at tokens
-    for (int64_t at = behind; at < all.rows();) {
+    for (int64_t at = from; at < all.rows();) {
         const ArenaScope scope(arena_);
         const int64_t n = std::min(most, all.rows() - at);
         if (!reserve(text.state, n)) return;
@@ -174,6 +201,7 @@ void DflashDrafter::feed(uint64_t sequence, int64_t position, const Tensor& feat
 
 bool DflashDrafter::draft(Text& text, const DraftRequest& request, Draft& out) {
     const int64_t block = model_->block_size();
+    show_held(text);
     if (text.tokens.empty() || text.state.length() != std::ssize(text.tokens) - 1) return false;  // not all was fed
     if (!reserve(text.state, block)) return false;
     block_tokens_.assign(static_cast<size_t>(block), model_->mask_token_id());

@@ -39,7 +39,8 @@ DrafterMemory drafter_memory(const SpeculationOptions& options, const ModelInfo&
 /// something was not fed (steps that captured nothing), it knows the tokens before only and drafts nothing until it is
 /// fed from there on. A sequence that begins as one that it knows, running or ended, takes over that one's K/V; so
 /// where the model took the beginning from a prefix cache, the drafter mostly has it too. Probabilities are among the
-/// kChoices best of a slot. On a GPU the block's pass is a recorded graph for one sequence.
+/// kChoices best of a slot. On a GPU the block's pass is a recorded graph for one sequence. On the CPU rows that are fed
+/// one at a time are held, and K/V made of many at once, which costs much less.
 class DflashDrafter : public Drafter {
   public:
     /// Throws what load_drafter does, and Error if the device lacks memory.
@@ -59,6 +60,8 @@ class DflashDrafter : public Drafter {
     const KvCache& cache() const { return *cache_; }
     /// What holds the K/V of a sequence; null if it is not known.
     SequenceState* state(uint64_t sequence);
+    /// Makes room for rows behind it, by forgetting ended texts if need be. REQUIRES that it is known.
+    bool reserve(uint64_t sequence, int64_t rows) { return reserve(texts_.at(sequence).state, rows); }
 
     static constexpr int64_t kChoices = 16;
     static constexpr int32_t kAheadRows = 256;  // that a sequence may have reserved, beside a block
@@ -66,12 +69,17 @@ class DflashDrafter : public Drafter {
   private:
     struct Text {
         std::vector<int32_t> tokens;
-        SequenceState state;  // as long as what was fed
+        SequenceState state;      // as long as what was fed, but for
+        std::vector<float> held;  // features of the rows behind it, one after the other
+        int64_t held_rows = 0;
+        int64_t fed() const { return state.length() + held_rows; }
     };
 
     Text start(std::span<const int32_t> tokens);
     bool reserve(SequenceState& state, int64_t rows);
     const Batch& build(const StepRows& rows);
+    void show_held(Text& text);
+    void append(Text& text, const Tensor& features, int64_t from);
     Tensor rows_of(const Tensor& features, std::span<const int32_t> rows);
     bool draft(Text& text, const DraftRequest& request, Draft& out);
 

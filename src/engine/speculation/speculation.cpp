@@ -95,6 +95,12 @@ void Speculator::choose(DraftTree& tree, int64_t sequences) {
     tree.shorten(width_.choose(chances_, sequences));
 }
 
+bool Speculator::wants_rounds(bool on_gpu) const {
+    using Rounds = SpeculationOptions::Rounds;
+    const bool device = options_.rounds == Rounds::device || (options_.rounds == Rounds::choose && on_gpu);
+    return device && options_.tree < ops::kMostRoundRows && drafter_->dflash() != nullptr;
+}
+
 ops::DraftPlan Speculator::plan_ahead(int64_t most) {
     const bool tree = options_.tree > 0;
     most = std::min(most, most_ahead(options_));

@@ -57,6 +57,8 @@ class Speculator {
     };
     /// What to check for each; valid until the next call.
     std::span<const DraftTree> propose(std::span<const Wanted> wanted);
+    /// Whether the device of a model should run rounds of drafting and checking by itself, where nothing else wants it.
+    bool wants_rounds(bool on_gpu) const;
     /// The same for rounds that the device runs by itself, from what came of earlier ones: the drafter's probabilities
     /// are not known here when a round begins. One row: a plain one is better.
     ops::DraftPlan plan_ahead(int64_t most);
