@@ -44,7 +44,9 @@ class HybridSession : public ::testing::TestWithParam<std::string> {
         const Answered expected = steps->answer(request);
         if (prepare) prepare();
         const Answered seen = ahead->answer(request);
-        EXPECT_GT(watched, before);
+        if (expected.tokens.size() > 1) {  // the first comes of the prompt
+            EXPECT_GT(watched, before);
+        }
         EXPECT_EQ(seen.tokens, expected.tokens);
         EXPECT_EQ(seen.reason, expected.reason);
         EXPECT_EQ(seen.stop_token, expected.stop_token);
