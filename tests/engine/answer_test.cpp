@@ -24,9 +24,7 @@ class AnswerTest : public ::testing::Test {
         return std::make_unique<Solo>(open_checkpoint(fixture.model_path()), options, text);
     }
 
-    Question request(int64_t max_tokens = 8) const {
-        return greedily(prompt, max_tokens);
-    }
+    Question request(int64_t max_tokens = 8) const { return greedily(prompt, max_tokens); }
     std::vector<int32_t> first(size_t n) const { return {greedy.begin(), greedy.begin() + static_cast<ptrdiff_t>(n)}; }
 };
 
@@ -150,7 +148,7 @@ TEST_F(AnswerTest, cancelling_stops_between_steps) {
     result = engine->answer(r);
     EXPECT_EQ(result.reason, FinishReason::cancelled);
     EXPECT_TRUE(result.tokens.empty());
-    EXPECT_EQ(done, 64);                                        // one chunk
+    EXPECT_EQ(done, 64);                                     // one chunk
     EXPECT_EQ(engine->answer(request(8)).tokens, first(8));  // and what was computed is of use
 }
 
@@ -281,7 +279,7 @@ TEST_F(TextTest, the_models_own_stop_ids_end_an_answer_unless_they_are_to_be_ign
 TEST_F(TextTest, text_arrives_as_it_is_produced) {
     std::string seen;
     Question r = request(20);
-    r.on_text = [&](std::string_view text) { seen += text; };
+    r.on_text = [&](std::string_view part) { seen += part; };
     const Answered result = engine->answer(r);
     EXPECT_EQ(seen, text_of(result.tokens));
     EXPECT_EQ(result.text, seen);
@@ -294,7 +292,7 @@ TEST_F(TextTest, a_stop_string_over_several_tokens_ends_the_answer_before_it) {
     std::string seen;
     Question r = request(20);
     r.sampling.stop_strings = {"never", stop};
-    r.on_text = [&](std::string_view text) { seen += text; };
+    r.on_text = [&](std::string_view part) { seen += part; };
     Answered result = engine->answer(r);
     EXPECT_EQ(result.reason, FinishReason::stop_string);
     EXPECT_EQ(result.stop_string, stop);
