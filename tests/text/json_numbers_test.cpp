@@ -192,6 +192,13 @@ TEST(JsonNumbers, numbers_are_taken_or_not_as_written_here) {
         {R"({"type": "integer", "exclusiveMinimum": -3, "exclusiveMaximum": 3})",
          {{"-2", "0", "2"}, {"-3", "3", "-0"}}},
         {R"({"type": "integer", "minimum": 0, "exclusiveMinimum": true, "maximum": 9})", {{"1", "9"}, {"0", "10"}}},
+        // What a reader of doubles takes for the bound itself is not beyond it.
+        {R"({"type": "integer", "exclusiveMinimum": 18446744073709551615, "exclusiveMaximum": 1e20})",
+         {{"18446744073709555712", "99999999999999983616"}, {"18446744073709551615", "18446744073709551616"}}},
+        {R"({"type": "integer", "exclusiveMinimum": 9007199254740995})",
+         {{"9007199254740998"}, {"9007199254740995", "9007199254740996"}}},
+        {R"({"type": "integer", "exclusiveMaximum": -9007199254740995})",
+         {{"-9007199254740998"}, {"-9007199254740995", "-9007199254740996"}}},
         {R"({"type": "integer", "multipleOf": 7, "minimum": -20, "maximum": 700})",
          {{"-14", "0", "7", "693", "700"}, {"-21", "6", "699", "707", "07"}}},
         {R"({"type": "number", "multipleOf": 0.01, "minimum": 0})",

@@ -148,6 +148,7 @@ TEST(JsonSchemaWords, arrays_and_numbers) {
         {R"({"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": true, "minItems": 1})",
          {"[1]", "[3,1,2]"},
          {"[]", "[1,1]", "[4]"}},
+        {R"({"type": "array", "not": {"type": "array", "items": false}})", {"[1]", "[null,null]"}, {"[]"}},
         {R"({"type": "integer", "format": "uint8"})", {"0", "255"}, {"-1", "256", "131562"}},
         {R"({"type": "integer", "format": "int32"})", {"-2147483648", "2147483647"}, {"2147483648"}},
         {R"({"type": "integer", "minimum": 3, "exclusiveMinimum": true})", {"4"}, {"3"}},

@@ -105,6 +105,11 @@ Decimal decimal_beside(const Decimal& number, bool low) {
     return decimal_of_double(std::nextafter(double_of(number), inward));
 }
 
+Decimal whole_beside(const Decimal& number, bool low) {
+    Decimal next = next_whole(number, low);
+    return double_of(next) == double_of(number) ? decimal_beside(number, low) : next;
+}
+
 Decimal cut(const Decimal& number, std::size_t digits) {
     Decimal out = number;
     if (out.fraction.size() > digits) out.fraction.resize(digits);

@@ -28,6 +28,8 @@ Decimal decimal_of(std::string_view text);
 Decimal decimal_of(const json::value& number, bool low);
 /// The nearest decimal of a double that is less (`low`: more) than this one and is not read as this one.
 Decimal decimal_beside(const Decimal& number, bool low);
+/// The same of whole numbers: the next one, or the nearest double if the next one is read as this one is.
+Decimal whole_beside(const Decimal& number, bool low);
 
 /// Cut behind so many digits of the fraction; rounded up to it. REQUIRES: not negative.
 Decimal cut(const Decimal& number, std::size_t digits);

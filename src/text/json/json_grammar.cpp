@@ -96,7 +96,7 @@ Expr JsonGrammar::other_string(const std::vector<std::string>& texts) {
 Expr JsonGrammar::make_integer() { return add_regex(g_, "0|-?[1-9]\\d{0,17}", false); }
 
 Expr JsonGrammar::make_number() {
-    if (one_way_) return g_.choice({integer(), add_regex(g_, "-?(0|[1-9]\\d{0,17})\\.\\d{0,15}[1-9]", false)});
+    if (one_way_) return add_regex(g_, one_way_number(false), false);
     const Expr digit = g_.chars(kDigit);
     const Expr whole = g_.choice({g_.text("0"), g_.sequence({g_.chars({{'1', '9'}}), g_.repeat(digit, 0, 17)})});
     const Expr fraction = g_.sequence({g_.text("."), g_.repeat(digit, 1, 16)});
@@ -136,6 +136,15 @@ Expr JsonGrammar::array_of(Expr item, int64_t least, int64_t most) {
 }
 
 Expr JsonGrammar::literal(const json::value& value) { return g_.text(json_text(value)); }
+
+std::string one_way_number(bool whole) {
+    if (whole) return "0|-?[1-9]\\d{0,17}";
+    constexpr int kDigits = 15;
+    std::string out = fmt::format("0|-?[1-9]\\d{{0,{}}}|-?(0|[1-9])\\.\\d{{0,{}}}[1-9]", kDigits - 1, kDigits - 2);
+    for (int more = 1; more < kDigits - 1; ++more)  // digits before the point
+        out += fmt::format("|-?[1-9]\\d{{{}}}\\.\\d{{0,{}}}[1-9]", more, kDigits - 2 - more);
+    return out;
+}
 
 std::string json_text(const json::value& value) {
     std::string out;

@@ -83,6 +83,10 @@ class JsonGrammar {
     std::map<CharSet, Expr> escapes_;                   // of some characters
 };
 
+/// A regular expression of numbers (`whole`: integers) in one way of writing, so few digits (18; with a fraction, or
+/// where there might be one, 15) that different texts are different numbers for every reader.
+std::string one_way_number(bool whole);
+
 /// A value as JSON text: keys in order, nothing between parts, whole doubles without exponent.
 std::string json_text(const json::value& value);
 

@@ -246,7 +246,7 @@ void add_bounds(const json::object& schema, bool whole, Bounds& out) {
         if (!value->is_number()) throw GrammarError(fmt::format("'{}' is not a number", word));
         Decimal bound = decimal_of(*value, is_low);
         if (strict && !whole) bound = decimal_beside(bound, is_low);
-        else if (strict && bound.is_whole()) bound = next_whole(bound, is_low);
+        else if (strict && bound.is_whole()) bound = whole_beside(bound, is_low);
         std::optional<Decimal>& known = is_low ? out.low : out.high;
         if (!known) known = bound;
         else known = is_low ? std::max(*known, bound) : std::min(*known, bound);
@@ -300,7 +300,7 @@ Expr JsonGrammar::number_of(std::span<const json::object* const> schemas, bool w
     const auto [known, is_new] = numbers_.try_emplace(key, 0);
     if (!is_new) return known->second;
     if (!multiples && !one_way_) return known->second = g_.named(add_regex(g_, text, false));
-    const Pattern read = parse_pattern(text), one_way = parse_pattern("-?\\d+(\\.\\d*[1-9])?");
+    const Pattern read = parse_pattern(text), one_way = parse_pattern(one_way_number(whole));
     const TextCondition conditions[] = {{.pattern = &read}, {.pattern = &one_way}};
     TextAutomaton all = text_automaton(std::span(conditions).first(one_way_ ? 2 : 1), g_.work());
     if (multiples) all = intersection(all, *multiples, g_.work());

@@ -105,6 +105,8 @@ bool SchemaCases::not_members(std::vector<Option>& out, const json::value& at, s
     } else if (word == "items" && value.is_object()) {
         if (at.get_object().contains("prefixItems")) return false;
         if (!value.get_object().empty()) add(&value, {{"type", "array"}, {"contains", opposed(value)}});
+    } else if (word == "items" && value.is_bool() && !value.get_bool()) {  // prefixItems is refused
+        add(&value, {{"type", "array"}, {"minItems", 1}});
     } else if (word == "contains" && !at.get_object().contains("minContains") &&
                !at.get_object().contains("maxContains")) {
         add(&value, {{"type", "array"}, {"items", opposed(value)}});

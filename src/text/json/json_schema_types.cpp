@@ -14,7 +14,7 @@ using Expr = Grammar::Expr;
 Expr other_number(Grammar& g, const std::vector<std::string>& excluded, bool whole, bool one_way) {
     const std::string digits = "-?(0|[1-9][0-9]{0,17})";
     TextSet all = TextSet::of_regex(whole ? digits : digits + "(\\.[0-9]{1,16})?", false, g.work());
-    if (one_way) all = all & TextSet::of_regex("0|-?[1-9]\\d*|-?\\d+\\.\\d*[1-9]", false, g.work());
+    if (one_way) all = all & TextSet::of_regex(one_way_number(whole), false, g.work());
     for (const std::string& text : excluded) {
         const std::size_t point = std::min(text.find('.'), text.size());
         const std::string sign = text == "0" ? "-?" : "";
