@@ -138,9 +138,10 @@ Expr JsonGrammar::array_of(Expr item, int64_t least, int64_t most) {
 Expr JsonGrammar::literal(const json::value& value) { return g_.text(json_text(value)); }
 
 std::string one_way_number(bool whole) {
-    if (whole) return "0|-?[1-9]\\d{0,17}";
+    std::string out = "0|-?[1-9]\\d{0,17}";
+    if (whole) return out;
     constexpr int kDigits = 15;
-    std::string out = fmt::format("0|-?[1-9]\\d{{0,{}}}|-?(0|[1-9])\\.\\d{{0,{}}}[1-9]", kDigits - 1, kDigits - 2);
+    out += fmt::format("|-?(0|[1-9])\\.\\d{{0,{}}}[1-9]", kDigits - 2);
     for (int more = 1; more < kDigits - 1; ++more)  // digits before the point
         out += fmt::format("|-?[1-9]\\d{{{}}}\\.\\d{{0,{}}}[1-9]", more, kDigits - 2 - more);
     return out;

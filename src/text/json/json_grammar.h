@@ -83,8 +83,8 @@ class JsonGrammar {
     std::map<CharSet, Expr> escapes_;                   // of some characters
 };
 
-/// A regular expression of numbers (`whole`: integers) in one way of writing, so few digits (18; with a fraction, or
-/// where there might be one, 15) that different texts are different numbers for every reader.
+/// A regular expression of numbers (`whole`: integers) in one way of writing, with so few digits that different texts
+/// are different numbers: 18, which 64-bit integers tell apart, or 15 with a fraction, which doubles do.
 std::string one_way_number(bool whole);
 
 /// A value as JSON text: keys in order, nothing between parts, whole doubles without exponent.
