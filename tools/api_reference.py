@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/api.md from src/server/api/openapi.json.
+"""Writes docs/api.md from src/server/openapi/openapi.json.
 
 usage: api_reference.py [--check]
        --check: fails if the committed page is not what the file says, if the server's sources read a field of a request
@@ -13,7 +13,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src/server/api/openapi.json"
+SOURCE = ROOT / "src/server/openapi/openapi.json"
 PAGE = ROOT / "docs/api.md"
 SCHEMAS = "#/components/schemas/"
 # What makes replies, and reads nothing of requests.
@@ -150,7 +150,7 @@ class Reference:
 
     def page(self) -> str:
         info, routes = self.api["info"], self.api["paths"]
-        out = ["# API", "", "Made by `tools/api_reference.py` from `src/server/api/openapi.json`, which a server gives at `/openapi.json`.",
+        out = ["# API", "", "Made by `tools/api_reference.py` from `src/server/openapi/openapi.json`, which a server gives at `/openapi.json`.",
                "What the fields are for, and how requests fare: [server.md](server.md).", ""]
         out += [f"- {line}" for line in info["description"].splitlines()] + [""]
         out += ["## Errors", "", "| status | |", "|---|---|"]

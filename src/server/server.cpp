@@ -5,7 +5,7 @@
 
 #include "server/access.h"
 #include "server/api/api.h"
-#include "server/api/openapi.h"
+#include "server/openapi/openapi.h"
 #include "server/api/routes.h"
 #include "text/utf8.h"
 

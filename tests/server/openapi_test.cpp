@@ -2,7 +2,7 @@
 #include <set>
 
 #include "base/json.h"
-#include "server/api/openapi.h"
+#include "server/openapi/openapi.h"
 #include "server/api/routes.h"
 #include "tests/server/http_client.h"
 

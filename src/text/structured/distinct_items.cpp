@@ -101,8 +101,6 @@ void DistinctReader::end_item(Place& place, uint32_t end) {
 bool DistinctReader::is_said(const Place& place) const {
     const bool over = place.at != At::inside;
     const uint32_t others = over ? place.items - 1 : place.items;
-    const std::string_view bytes = bytes_;
-    const auto item = [&](uint32_t i) { return bytes.substr(items_[i].first, items_[i].second - items_[i].first); };
     const std::string_view text = over ? item(others) : text_of(place);
     const bool brackets = has_brackets(text);
     const std::string key = brackets ? key_of(text) : "";
@@ -117,14 +115,14 @@ bool DistinctReader::is_said(const Place& place) const {
 
 /// Whether an item that has been said begins with what has been said of this one.
 bool DistinctReader::begins_said(const Place& place) const {
-    const std::string_view bytes = bytes_, text = text_of(place);
+    const std::string_view text = text_of(place);
     if (place.same_array) {
         const std::vector<std::string>& texts = said_before().texts;
         const auto found = std::lower_bound(texts.begin(), texts.end(), text);
         if (found != texts.end() && found->starts_with(text)) return true;
     }
     for (uint32_t i = place.first_item; i < place.items; ++i)
-        if (bytes.substr(items_[i].first, items_[i].second - items_[i].first).starts_with(text)) return true;
+        if (item(i).starts_with(text)) return true;
     return false;
 }
 
@@ -182,7 +180,7 @@ std::shared_ptr<const DistinctItems> DistinctReader::at(const Place& place) cons
     if (place.first_item == place.items) return out;
     auto said = std::make_shared<DistinctItems::Said>(out->said ? *out->said : DistinctItems::Said{});
     for (uint32_t i = place.first_item; i < place.items; ++i) {
-        std::string text = bytes_.substr(items_[i].first, items_[i].second - items_[i].first);
+        std::string text(item(i));
         if (has_brackets(text)) insert_sorted(said->keys, key_of(text));
         insert_sorted(said->texts, std::move(text));
     }

@@ -67,16 +67,20 @@ class DistinctReader {
     std::string_view text_of(const Place& place) const {
         return std::string_view(bytes_).substr(place.start, place.length - place.start);
     }
+    /// Item number i that has ended on the way.
+    std::string_view item(uint32_t i) const {
+        return std::string_view(bytes_).substr(items_[i].first, items_[i].second - items_[i].first);
+    }
     void follow(Place& place, State state, uint8_t byte);
     void begin_item(Place& place, State state, uint8_t byte);
     void end_item(Place& place, uint32_t end);
     bool is_said(const Place& place) const;
     bool begins_said(const Place& place) const;
 
-    const Automaton& automaton_;
-    Recognizer& recognizer_;
     const DistinctItems::Said& said_before() const;
 
+    const Automaton& automaton_;
+    Recognizer& recognizer_;
     std::shared_ptr<const DistinctItems> from_;
     std::string bytes_;
     std::vector<std::pair<uint32_t, uint32_t>> items_;  // in bytes_

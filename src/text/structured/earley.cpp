@@ -41,6 +41,13 @@ Recognizer::State Recognizer::advance_within(State state, uint16_t symbol, State
     return make_next(state, symbol);
 }
 
+std::span<const Recognizer::Waiting> Recognizer::waiting_for(int32_t origin, int32_t rule) const {
+    const std::vector<Waiting>& all = at(origin).waiting;
+    const auto first =
+        std::lower_bound(all.begin(), all.end(), rule, [](const Waiting& w, int32_t r) { return w.rule < r; });
+    return {first, std::find_if(first, all.end(), [&](const Waiting& w) { return w.rule != rule; })};
+}
+
 bool Recognizer::begins_item(State state, uint16_t symbol) const {
     std::vector<int32_t> rules;
     for (const int32_t rule : at(state).entered)
@@ -62,11 +69,8 @@ bool Recognizer::in_item(State state, State origin) const {
         const int32_t rule = automaton_.rule_of(item.node);
         if (item.origin == origin && automaton_.distinct(rule)) return true;
         if (item.origin < 0) continue;
-        const std::vector<Waiting>& waiting = at(item.origin).waiting;
-        auto w = std::lower_bound(waiting.begin(), waiting.end(), rule,
-                                  [](const Waiting& a, int32_t r) { return a.rule < r; });
-        for (; w != waiting.end() && w->rule == rule; ++w)
-            if (std::find(todo.begin(), todo.end(), w->item) == todo.end()) todo.push_back(w->item);
+        for (const Waiting& w : waiting_for(item.origin, rule))
+            if (std::find(todo.begin(), todo.end(), w.item) == todo.end()) todo.push_back(w.item);
     }
     return false;
 }
@@ -102,10 +106,7 @@ void Recognizer::end_rule(int32_t rule, int32_t origin) {
         if (std::find(made_.escapes.begin(), made_.escapes.end(), rule) == made_.escapes.end())
             made_.escapes.push_back(rule);
     } else {
-        const std::vector<Waiting>& waiting = at(origin).waiting;
-        auto w = std::lower_bound(waiting.begin(), waiting.end(), rule,
-                                  [](const Waiting& a, int32_t r) { return a.rule < r; });
-        for (; w != waiting.end() && w->rule == rule; ++w) add(w->item);
+        for (const Waiting& w : waiting_for(origin, rule)) add(w.item);
     }
 }
 

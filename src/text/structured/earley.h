@@ -92,6 +92,8 @@ class Recognizer {
     };
 
     const Data& at(State state) const { return states_[static_cast<std::size_t>(state)]; }
+    /// What goes on in `origin`, a state, when a rule that was entered there ends.
+    std::span<const Waiting> waiting_for(int32_t origin, int32_t rule) const;
     State compute(State state, uint16_t symbol);
     State make_next(State state, uint16_t symbol);
     void begin_state();

@@ -1,4 +1,4 @@
-#include "server/api/openapi.h"
+#include "server/openapi/openapi.h"
 
 extern "C" const char riptide_openapi_begin[];
 extern "C" const char riptide_openapi_end[];
