@@ -3,6 +3,7 @@
 
 #include "tests/engine/engine_world.h"
 #include "tests/engine/fake_model.h"
+#include "tests/engine/loop_world.h"
 #include "tests/engine/test_drafters.h"
 
 namespace riptide::testing {
@@ -146,6 +147,38 @@ TEST(EngineSpeculation, the_demo_model_says_the_same_with_drafts) {
         }
         EXPECT_GT(engine->stats().accepted_rows, 100);
     }
+}
+
+/// Drafts that are sometimes right and seldom pay: now they are checked, now the engine rests from them, and one step
+/// may bring what makes it rest.
+TEST(EngineSpeculation, each_step_of_an_answer_is_counted_once) {
+    int64_t drafted = 0, rested = 0;
+    for (const int32_t tree : {0, 12})
+        for (uint32_t seed = 1; seed <= 6; ++seed) {
+            LoopWorld world;
+            SlowModel& model = world.model();
+            model.decode_us = 1;
+            std::mt19937 random(seed);
+            model.on_layer = [&](Family family, int64_t l, const Batch& batch) {
+                if (family == Family::decode && l == 0)
+                    world.now_us += batch.rows() * static_cast<int64_t>(3 + random() % 8);
+            };
+            const SpeculationOptions o = with(5, tree, true, [&] { return fake_drafts(seed); });
+            auto made = std::make_unique<Speculator>(o.make(), o);
+            const Speculator& speculator = *made;
+            world.loop.speculate(std::move(made));
+            const RequestId id = world.ask(LoopWorld::prompt(8, 300), 300);
+            world.run();
+            const Usage& usage = world.heard(id).done->usage;
+            EXPECT_EQ(usage.completion, 300);
+            EXPECT_EQ(speculator.stats().steps, usage.steps) << "tree " << tree << ", seed " << seed;
+            EXPECT_EQ(speculator.stats().drafted, usage.drafted);
+            EXPECT_EQ(speculator.stats().accepted, usage.accepted);
+            drafted += usage.drafted;
+            rested += usage.steps - usage.drafted;
+        }
+    EXPECT_GT(drafted, 100);
+    EXPECT_GT(rested, 100);
 }
 
 }  // namespace

@@ -243,6 +243,7 @@ class EngineLoop {
     std::unique_ptr<Speculator> speculator_;  // null: nobody drafts
     std::unique_ptr<DraftRounds> rounds_;     // of the last drafter that can
     std::vector<Speculator::Wanted> drafts_wanted_;
+    bool resting_ = false;  // this step has no drafts, since they do not pay
     std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;
     std::vector<std::pair<Answer*, Leaving>> departed_;

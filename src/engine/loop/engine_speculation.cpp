@@ -35,7 +35,8 @@ void EngineLoop::propose_drafts() {
     if (!speculator_) return;
     drafting_.clear();
     drafts_wanted_.clear();
-    if (speculator_->idle_steps() > 0) return;
+    resting_ = speculator_->idle_steps() > 0;
+    if (resting_) return;
     const std::vector<RequestId> decoding = scheduler_.decoding();
     const bool lone = decoding.size() == 1 && scheduler_.running() == 1;
     if (lone && fits_rounds(answer_of(decoding[0]), std::ssize(scheduler_.tokens(decoding[0])) - 1)) return;
@@ -190,16 +191,15 @@ void EngineLoop::tell_drafter(const StepPlan& plan, int64_t steps, double second
     if (!speculator_) return;
     int64_t rows = 0;
     for (const StepItem& item : plan.decode) rows += std::ssize(item.tokens);
-    const bool idle = speculator_->idle_steps() > 0;
     if (rows > 0 && seconds > 0) {
-        if (idle) speculator_->idled(steps, seconds, rows);
+        if (resting_) speculator_->idled(steps, seconds, rows);
         else speculator_->stepped(rows, seconds / static_cast<double>(steps));
     }
     for (const RequestId id : plan.decode_ids) {
         const auto found = answers_.find(id);
         if (found == answers_.end() || found->second->told < 0) continue;
         Answer& answer = *found->second;
-        if (!idle && answer.path.empty()) {  // nobody had an idea: a step all the same
+        if (!resting_ && answer.path.empty()) {  // nobody had an idea: a step all the same
             const int32_t row = 0;
             const auto fresh = std::span(answer.tokens()).subspan(static_cast<size_t>(answer.told));
             speculator_->settle(static_cast<uint64_t>(id), {}, std::span(&row, 1), fresh);

@@ -71,7 +71,8 @@ void EngineLoop::run(const StepPlan& plan) {
     stats_.prefill_rows += rows_of(plan.prefill);
     rows_on_device_ = device_draws_rows();
     const bool alone = host_items_.empty() && prompt_items_.empty() && !device_rows_.empty();
-    int64_t most = speculator_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostStepsAhead) : kMostStepsAhead;
+    int64_t most = kMostStepsAhead;
+    if (speculator_) most = resting_ ? std::clamp<int64_t>(speculator_->idle_steps(), 1, kMostStepsAhead) : 1;
     for (const DeviceRow& row : device_rows_) most = std::min(most, row.answer->free_draws());
     if (machine_.cache().delta().any() && !steps_follow()) most = 1;  // each is committed before the next
     int64_t steps = alone ? scheduler_.run_ahead(most) : 1, decoded_us = -1;
@@ -122,7 +123,7 @@ void EngineLoop::split(const StepPlan& plan) {
 
 bool EngineLoop::device_can_draw(const Answer& answer, const StepItem& item) {
     // Steps that the device runs by itself show a drafter nothing: while drafts do not pay, answers leave it behind.
-    const bool wants_layers = reads_layers() && speculator_->idle_steps() == 0;
+    const bool wants_layers = reads_layers() && !resting_;
     return machine_.decoder() != nullptr && item.tokens.size() == 1 && item.parents.empty() &&
            (!answer.constrained() || machine_.decoder()->forward) && answer.free_draws() > 0 &&
            item.logits == StepRows::Logits::last && !(wants_layers && follows(answer, item)) &&
