@@ -23,15 +23,14 @@ struct TokenRing {
 /// Ends a step of one row for each sequence: tokens[r] = next[r] (or the forced one); positions[r] and committed[r] +=
 /// 1; next[r] goes to the ring, and *ring.step += 1. A negative next[r], the sampler's "no token", is reported as it
 /// is, and token 0 is fed: steps that run ahead stay harmless. next: i32 [n] in device memory. GPU only; one kernel.
-/// next_slot [n]: changes places with batch.state_slot, for steps that leave their state there; empty: none do.
 /// held [n] = committed[r] as the step had it, for steps that follow (DeltaMode::follow); empty: none do.
-/// REQUIRES batch, next_slot and held in device memory (they are written), n <= 1024, no tree.
+/// REQUIRES batch and held in device memory (they are written), n <= 1024, no tree.
 void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring,
-             std::span<const int32_t> next_slot = {}, std::span<const int32_t> held = {});
+             std::span<const int32_t> held = {});
 
 /// most_likely (ops/topk.h) of logits f32 [n, vocab], then advance(), with the same results, in one kernel.
 /// Floor: the logits from the L2 cache, a launch, an exchange between CTAs; 3 us.
 void advance_most_likely(Context& ctx, const Tensor& logits, const Batch& batch, const TokenRing& ring,
-                         std::span<const int32_t> next_slot = {}, std::span<const int32_t> held = {});
+                         std::span<const int32_t> held = {});
 
 }  // namespace riptide::ops

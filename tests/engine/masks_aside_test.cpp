@@ -146,7 +146,7 @@ TEST(MasksAside, a_stop_is_heard_inside_a_mask_and_loses_nothing) {
     Constrainer constrainer;
     const auto constraint = constrainer.get(*text.tokenizer(), slow_grammar());
     std::atomic<bool> stop = false;
-    AllowedTokens stopped(constraint, text.stop_ids(), text.tokenizer()->vocab_size(), &stop),
+    AllowedTokens stopped(constraint, text.stop_ids(), text.tokenizer()->vocab_size()),
         plain(constraint, text.stop_ids(), text.tokenizer()->vocab_size());
     int heard = 0;
     for (const int32_t token : text.tokenizer()->encode("a cat and a dog and a horse and a cow go home ")) {
@@ -154,7 +154,8 @@ TEST(MasksAside, a_stop_is_heard_inside_a_mask_and_loses_nothing) {
         plain.accept(token);
         stop = true;
         try {
-            stopped.next();
+            WorkBudget work(WorkBudget::kUnlimited, &stop);
+            stopped.try_find(work);
         } catch (const WorkStopped&) {
             ++heard;
         }

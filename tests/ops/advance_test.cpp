@@ -11,9 +11,9 @@ struct Steps {
     static constexpr int64_t kSize = 4;  // of the ring
     OpContext& op;
     int64_t n;
-    std::vector<int32_t> tokens, positions, committed, slots, next_slots, held;
+    std::vector<int32_t> tokens, positions, committed, held;
     Batch batch;
-    std::span<const int32_t> next_slot, held_now;
+    std::span<const int32_t> held_now;
     PinnedMemory entries;
     ops::TokenRing ring;
 
@@ -23,15 +23,11 @@ struct Steps {
             tokens.push_back(7 * r);
             positions.push_back(100 + r);
             committed.push_back(90 + 2 * r);
-            slots.push_back(2 * r);
-            next_slots.push_back(2 * r + 1);
             held.push_back(-5);
         }
         batch.tokens = op.ints(tokens);
         batch.positions = op.ints(positions);
         batch.committed = op.ints(committed);
-        batch.state_slot = op.ints(slots);
-        next_slot = op.ints(next_slots);
         held_now = op.ints(held);
         std::memset(entries.data(), 0, static_cast<size_t>(entries.bytes()));
         const auto size = static_cast<int64_t>(forced.size());
@@ -44,18 +40,14 @@ struct Steps {
         return host;
     }
     /// Checks what the device has behind step `step`, which chose `chosen` and feeds `fed`.
-    void expect(int64_t step, std::span<const int32_t> chosen, const std::vector<int32_t>& fed, bool turns,
-                bool follows) {
+    void expect(int64_t step, std::span<const int32_t> chosen, const std::vector<int32_t>& fed, bool follows) {
         for (size_t r = 0; r < static_cast<size_t>(n); ++r) {
             held[r] = follows ? committed[r] : -5;
             ++positions[r], ++committed[r];
-            if (turns) std::swap(slots[r], next_slots[r]);
         }
         EXPECT_EQ(on_device(batch.tokens), fed);
         EXPECT_EQ(on_device(batch.positions), positions);
         EXPECT_EQ(on_device(batch.committed), committed);
-        EXPECT_EQ(on_device(batch.state_slot), slots);
-        EXPECT_EQ(on_device(next_slot), next_slots);
         EXPECT_EQ(on_device(held_now), held);
         int64_t steps = 0;
         op.ctx.gpu->to_host(&steps, ring.step, 8);
@@ -88,20 +80,19 @@ TEST(advance, with_the_choice_in_one_kernel_does_what_choice_and_advance_do) {
         for (const bool force : {false, true}) {
             OpContext op(2, 4 * n * m + (int64_t{1} << 20));
             Steps steps(op, n, std::span(forced).first(force ? 3 : 0));
-            const bool turns = rng() % 2 == 0, follows = rng() % 2 == 0;
+            const bool follows = rng() % 2 == 0;
             for (int64_t step = 0; step < 6; ++step) {
                 const ArenaScope scope(*op.ctx.arena);
                 const Tensor logits = op.tensor(hard_rows(n, m, rng), {n, m});
                 const std::vector<int32_t> chosen = values_of<int32_t>(ops::most_likely(op.ctx, logits));
                 std::vector<int32_t> fed;
                 for (const int32_t token : chosen) fed.push_back(force ? forced[step % 3] : std::max(token, 0));
-                const auto next_slot = turns ? steps.next_slot : std::span<const int32_t>();
                 const auto held = follows ? steps.held_now : std::span<const int32_t>();
                 if (step % 3 == 2)
-                    ops::advance(op.ctx, ops::most_likely(op.ctx, logits), steps.batch, steps.ring, next_slot, held);
-                else ops::advance_most_likely(op.ctx, logits, steps.batch, steps.ring, next_slot, held);
+                    ops::advance(op.ctx, ops::most_likely(op.ctx, logits), steps.batch, steps.ring, held);
+                else ops::advance_most_likely(op.ctx, logits, steps.batch, steps.ring, held);
                 op.ctx.gpu->synchronize();
-                steps.expect(step, chosen, fed, turns, follows);
+                steps.expect(step, chosen, fed, follows);
                 ASSERT_FALSE(HasFailure()) << n << " x " << m << " step " << step;
             }
         }

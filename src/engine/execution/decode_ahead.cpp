@@ -99,9 +99,9 @@ void GpuDecoder::launch() {
         if (sampled) {
             const Tensor tokens = ops::sample(context_, logits, slots_.state(), batch.positions,
                                               row_slots_.first(static_cast<size_t>(rows_)));
-            ops::advance(context_, tokens, batch, ring_, {}, states.held);
+            ops::advance(context_, tokens, batch, ring_, states.held);
         } else {
-            ops::advance_most_likely(context_, logits, batch, ring_, {}, states.held);
+            ops::advance_most_likely(context_, logits, batch, ring_, states.held);
         }
         return logits;
     });
@@ -123,7 +123,7 @@ void GpuDecoder::draw(std::span<const AllowedSet> allowed) {
     const Tensor tokens =
         ops::sample(context_, std::exchange(logits_, {}), slots_.state(), batch.positions,
                     row_slots_.first(static_cast<size_t>(rows_)), true, masks_.upload(allowed, DeviceMasks::Use::step));
-    ops::advance(context_, tokens, batch, ring_, {}, states().held);
+    ops::advance(context_, tokens, batch, ring_, states().held);
     if (context_.on_op) context_.on_op({});
     ++launched_;
 }

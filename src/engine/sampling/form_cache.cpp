@@ -138,11 +138,10 @@ std::shared_ptr<Constraint> Constrainer::make_for_all(const std::string& key, co
 }
 
 AllowedTokens::AllowedTokens(const std::shared_ptr<Constraint>& constraint, std::span<const int32_t> stop_ids,
-                             int64_t vocab_size, const std::atomic<bool>* stop)
+                             int64_t vocab_size)
     : state_(constraint->start()),
       stop_ids_(stop_ids.begin(), stop_ids.end()),
-      words_((static_cast<std::size_t>(vocab_size) + 63) / 64),
-      stop_(stop) {
+      words_((static_cast<std::size_t>(vocab_size) + 63) / 64) {
     std::erase_if(stop_ids_, [&](int32_t id) { return id < 0 || id >= vocab_size; });
     RT_CHECK(!stop_ids_.empty(), "an answer of a given form needs a stop id to end with: it excludes ignore_eos");
 }
@@ -202,7 +201,7 @@ AllowedSet AllowedTokens::found(const Find& find) const {
 
 const AllowedSet& AllowedTokens::place() {
     if (!known()) {
-        WorkBudget work(WorkBudget::kUnlimited, stop_);
+        WorkBudget work(WorkBudget::kUnlimited);
         take(found([&] { return state_.next(behind_, &work); }), 0);
     }
     set_->check();
@@ -247,8 +246,8 @@ void AllowedTokens::take(AllowedSet set, int64_t search_steps) {
     search_steps_ = search_steps;
 }
 
-void AllowedTokens::find_rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work,
-                              Others others, std::vector<AllowedSet>& out) const {
+void AllowedTokens::rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work,
+                         std::vector<AllowedSet>& out) const {
     RT_ASSERT(set_);
     std::vector<std::optional<ConstraintState>> states(tokens.size());  // none: no draw depends on what follows
     states[0] = state_;
@@ -260,9 +259,7 @@ void AllowedTokens::find_rows(std::span<const int32_t> tokens, std::span<const i
         std::optional<NextTokens> next;
         try {
             set = found([&] {
-                const std::span<const int32_t> drafted = tokens.subspan(r, 1);
-                next =
-                    others == Others::wait_for ? states[r]->next(drafted, &work) : states[r]->try_next(drafted, &work);
+                next = states[r]->try_next(tokens.subspan(r, 1), &work);
                 return *next;
             });
         } catch (const TooMuchWork&) {
@@ -272,18 +269,6 @@ void AllowedTokens::find_rows(std::span<const int32_t> tokens, std::span<const i
         states[r].reset();
         if (next && !next->mask) set = {};  // the form does not allow the draft
     }
-}
-
-void AllowedTokens::rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work,
-                         std::vector<AllowedSet>& out) const {
-    find_rows(tokens, parents, work, Others::give_up, out);
-}
-
-void AllowedTokens::rows(std::span<const int32_t> tokens, std::span<const int32_t> parents,
-                         std::vector<AllowedSet>& out) {
-    place();
-    WorkBudget work(WorkBudget::kUnlimited, stop_);
-    find_rows(tokens, parents, work, Others::wait_for, out);
 }
 
 void AllowedTokens::accept(int32_t token) {

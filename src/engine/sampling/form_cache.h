@@ -73,10 +73,8 @@ struct AllowedSet {
 /// by who asks for it: in place, in place if it does not take long, or by another thread.
 class AllowedTokens {
   public:
-    /// `stop_ids`, not empty, may come exactly where the form is complete. Throws Error if they are. `stop` (or null)
-    /// ends what takes long, and must live as long as this: what is found in place then throws WorkStopped.
-    AllowedTokens(const std::shared_ptr<Constraint>& constraint, std::span<const int32_t> stop_ids, int64_t vocab_size,
-                  const std::atomic<bool>* stop = nullptr);
+    /// `stop_ids`, not empty, may come exactly where the form is complete. Throws Error if they are.
+    AllowedTokens(const std::shared_ptr<Constraint>& constraint, std::span<const int32_t> stop_ids, int64_t vocab_size);
     ~AllowedTokens();
     AllowedTokens(const AllowedTokens&) = delete;
     AllowedTokens& operator=(const AllowedTokens&) = delete;
@@ -103,15 +101,10 @@ class AllowedTokens {
     /// see AllowedSet::error.
     void rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work,
               std::vector<AllowedSet>& out) const;
-    /// The same in place, for who does not know what follows the last token: throws what place() does.
-    void rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, std::vector<AllowedSet>& out);
     /// Goes on behind a token that was allowed.
     void accept(int32_t token);
 
   private:
-    enum class Others { wait_for, give_up };  // where another thread is at the form
-    void find_rows(std::span<const int32_t> tokens, std::span<const int32_t> parents, WorkBudget& work, Others others,
-                   std::vector<AllowedSet>& out) const;
     void take(AllowedSet set, int64_t search_steps);
     AllowedSet set_of(const NextTokens& next) const;
     template <class Find>
@@ -124,7 +117,6 @@ class AllowedTokens {
     int64_t search_steps_ = 0;
     std::vector<int32_t> stop_ids_;
     std::vector<uint64_t> words_;
-    const std::atomic<bool>* stop_;
 };
 
 }  // namespace riptide

@@ -22,12 +22,8 @@ Tensor PersistentDecode::run(Context&, const Batch&, std::span<const KvView>, st
 }
 void PersistentDecode::tune(std::span<const int>) { no_cuda(); }
 
-void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>,
-             std::span<const int32_t>) {
-    no_cuda();
-}
-void advance_most_likely(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>,
-                         std::span<const int32_t>) {
+void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>) { no_cuda(); }
+void advance_most_likely(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>) {
     no_cuda();
 }
 Tensor sample(Context&, const Tensor&, const SampleState&, std::span<const int32_t>, std::span<const int32_t>, bool,

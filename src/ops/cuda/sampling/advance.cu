@@ -14,7 +14,7 @@ namespace riptide::ops {
 namespace {
 
 struct AdvanceArgs {
-    int32_t *tokens, *positions, *committed, *slots, *next_slots, *held;
+    int32_t *tokens, *positions, *committed, *held;
     int n;
     TokenRing ring;
 };
@@ -22,12 +22,11 @@ struct AdvanceArgs {
 /// What a row's step was, as far as the next one depends on it.
 struct LastStep {
     int64_t step, forced_size;
-    int32_t forced = 0, position, committed, slot = 0, next_slot = 0;
+    int32_t forced = 0, position, committed;
     uint64_t* entry;
 
     __device__ __forceinline__ LastStep(const AdvanceArgs& a, int r)
         : step(*a.ring.step), forced_size(*a.ring.forced_size), position(a.positions[r]), committed(a.committed[r]) {
-        if (a.next_slots != nullptr) slot = a.slots[r], next_slot = a.next_slots[r];
         if (forced_size > 0) forced = a.ring.forced[static_cast<uint32_t>(step) % static_cast<uint32_t>(forced_size)];
         entry = a.ring.entries + (step & (a.ring.size - 1)) * a.n + r;
     }
@@ -37,10 +36,6 @@ struct LastStep {
         a.positions[r] = position + 1;
         a.committed[r] = committed + 1;
         if (a.held != nullptr) a.held[r] = committed;
-        if (a.next_slots != nullptr) {
-            a.slots[r] = next_slot;
-            a.next_slots[r] = slot;
-        }
         *reinterpret_cast<volatile uint64_t*>(entry) =
             static_cast<uint64_t>(step + 1) << 32 | static_cast<uint32_t>(token);
     }
@@ -78,16 +73,13 @@ __global__ void __launch_bounds__(cuda::kArgmaxThreads)
     *a.ring.step = last.step + 1;
 }
 
-AdvanceArgs arguments(const Batch& batch, const TokenRing& ring, std::span<const int32_t> next_slot,
-                      std::span<const int32_t> held) {
+AdvanceArgs arguments(const Batch& batch, const TokenRing& ring, std::span<const int32_t> held) {
     const int64_t n = batch.rows();
     RT_ASSERT(n >= 1 && n <= 1024 && batch.parent.empty() && n == batch.sequences());
     RT_ASSERT(ring.size > 0 && (ring.size & (ring.size - 1)) == 0);
     return {const_cast<int32_t*>(batch.tokens.data()),
             const_cast<int32_t*>(batch.positions.data()),
             const_cast<int32_t*>(batch.committed.data()),
-            const_cast<int32_t*>(batch.state_slot.data()),
-            const_cast<int32_t*>(next_slot.data()),
             const_cast<int32_t*>(held.data()),
             static_cast<int>(n),
             ring};
@@ -96,16 +88,16 @@ AdvanceArgs arguments(const Batch& batch, const TokenRing& ring, std::span<const
 }  // namespace
 
 void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring,
-             std::span<const int32_t> next_slot, std::span<const int32_t> held) {
+             std::span<const int32_t> held) {
     const int64_t n = batch.rows();
     announce(ctx, "advance", n);
     RT_ASSERT(ctx.gpu != nullptr);
     launch(*ctx.gpu, advance_kernel, dim3(1), dim3(static_cast<unsigned>((n + 31) / 32 * 32)), 0, next.row<int32_t>(0),
-           arguments(batch, ring, next_slot, held));
+           arguments(batch, ring, held));
 }
 
 void advance_most_likely(Context& ctx, const Tensor& logits, const Batch& batch, const TokenRing& ring,
-                         std::span<const int32_t> next_slot, std::span<const int32_t> held) {
+                         std::span<const int32_t> held) {
     const int64_t n = batch.rows(), m = logits.row_elements();
     announce(ctx, "advance_most_likely", n);
     RT_ASSERT(ctx.gpu != nullptr && logits.dtype == DType::f32 && logits.rank == 2 && logits.contiguous());
@@ -115,7 +107,7 @@ void advance_most_likely(Context& ctx, const Tensor& logits, const Batch& batch,
     void* partial = grid.parts > 1 ? ctx.arena->allocate(n * grid.parts * int64_t{sizeof(uint64_t)}) : nullptr;
     launch(*ctx.gpu, advance_most_likely_kernel, dim3(static_cast<unsigned>(n), static_cast<unsigned>(grid.parts)),
            cuda::kArgmaxThreads, 0, logits.row(0), m, static_cast<int>(grid.piece), static_cast<uint64_t*>(partial),
-           ctx.gpu->counters(), arguments(batch, ring, next_slot, held));
+           ctx.gpu->counters(), arguments(batch, ring, held));
 }
 
 }  // namespace riptide::ops
