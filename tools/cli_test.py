@@ -172,6 +172,16 @@ def synthetic_models():
                f"a bench row is complete: {row['what']}")
         expect(abs(sum(op["seconds"] for op in row["ops"]) - row["ops_seconds"]) < 1e-9, "the ops add up")
     bad(64, "--frontier", "bench", model, "--frontier=12,x")
+    other, plot = work / "other.json", work / "bench.svg"
+    other.write_text(json.dumps([{"n_prompt": 32, "n_gen": 0, "n_depth": 0, "avg_ts": 1e6}, {"n_prompt": 0, "n_gen": 8, "n_depth": 4, "avg_ts": 5}]))
+    shown = json.loads(good("bench", model, "--device", "cpu", "--prompt", 32, "--depth", 4, "--gen", 8, "--repeat", 1, "--json",
+                            "--plot", plot, "--plot-with", f"another={other}", timeout=300))
+    expect(len(shown["rows"]) == 2 and plot.read_text().count("<rect") == 2 + 2 * 3 and "1,000,000" in plot.read_text(),
+           f"bench --plot draws both programs' prompts, answers and first tokens: {plot.read_text()}")
+    bad(64, "NAME=FILE", "bench", model, "--plot", plot, "--plot-with", other)
+    other.write_text("{}")
+    bad(65, "llama-bench", "bench", model, "--plot", plot, "--plot-with", f"a={other}")
+    bad(66, "nowhere.json", "bench", model, "--plot", plot, "--plot-with", f"a={work}/nowhere.json")
     table = json.loads(good("bench", model, "--device", "cpu", "--prompt", 16, "--depth", 20, "--verify-rows", "1,5", "--gen", 4,
                             "--repeat", 2, "--profile", "--json", timeout=300))
     checked = table["rows"][2:]
@@ -267,7 +277,7 @@ def drafting_ahead():
     expect(all(m["tok_s"] > 0 and m["mismatches"] == 0 for m in result["modes"]), "every mode has a speed")
     import xml.dom.minidom
     plot = xml.dom.minidom.parse(str(work / "ab.svg"))
-    expect(len(plot.getElementsByTagName("rect")) == 1 + 5, "the plot has a bar for each slot of the widest chain")
+    expect(len(plot.getElementsByTagName("rect")) == 5, "the plot has a bar for each slot of the widest chain")
     table = good(*ab, "--temperature", 0.7, "--drafter", "ngram")
     expect("speed-up" in table and "chain 5" in table, f"the table of ab: {table}")
     prompts.write_text('{"id": "a"}\n')

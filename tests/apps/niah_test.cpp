@@ -252,7 +252,7 @@ TEST(NiahReport, the_map_has_a_cell_for_each_place_also_without_answers) {
     EXPECT_EQ(count_of(full, "<rect"), 3 * 2 * 4);  // two tasks and all; two shares; two lengths, two depths
     EXPECT_EQ(count_of(empty, "<rect"), 3 * 2 * 4);
     EXPECT_EQ(count_of(empty, "#ddd"), 3 * 2 * 4);
-    EXPECT_EQ(count_of(full, "a &lt;b&gt; &amp; &quot;c&quot;"), 1);
+    EXPECT_EQ(count_of(full, "a &lt;b&gt; &amp; &quot;c&quot;"), 2);  // shown, and the title
 }
 
 }  // namespace

@@ -101,30 +101,27 @@ struct Panel {
 
     double x(double value) const { return left + kWidth * value / x_most; }
     double y(double value) const { return kTop + kHeight * (1 - value / y_most); }
-    void text(double at_x, double at_y, const std::string& content, const char* anchor) {
-        out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", at_x, at_y, anchor,
-                           svg_escaped(content));
-    }
-    void line(double x1, double y1, double x2, double y2, const char* style) {
-        out +=
-            fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" {}/>\n", x1, y1, x2, y2, style);
+    void text(double at_x, double at_y, const std::string& content, const char* anchor, const char* kind = "") {
+        out += svg_text(at_x, at_y, content, anchor, kind);
     }
     void axes(const std::string& title, const std::string& below, double y_step) {
         text(left + kWidth / 2, kTop - 14, title, "middle");
         text(left + kWidth / 2, kTop + kHeight + 36, below, "middle");
         for (double v = 0; v <= y_most * 1.0001; v += y_step) {
-            line(left, y(v), left + kWidth, y(v), "stroke=\"#ddd\"");
-            text(left - 6, y(v) + 4, fmt::format("{:.1f}", v), "end");
+            out += svg_line(left, y(v), left + kWidth, y(v), "grid");
+            text(left - 6, y(v) + 4, fmt::format("{:.1f}", v), "end", "faint");
         }
-        line(left, kTop, left, kTop + kHeight, "stroke=\"#333\"");
-        line(left, kTop + kHeight, left + kWidth, kTop + kHeight, "stroke=\"#333\"");
+        out +=
+            svg_line(left, kTop, left, kTop + kHeight) + svg_line(left, kTop + kHeight, left + kWidth, kTop + kHeight);
     }
-    void curve(const std::vector<std::pair<double, double>>& points, const char* colour) {
+    void curve(const std::vector<std::pair<double, double>>& points, int series) {
         std::string list;
         for (const auto& [px, py] : points) list += fmt::format("{:.1f},{:.1f} ", x(px), y(py));
-        out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", list, colour);
+        out += fmt::format("<polyline points=\"{}\" class=\"l{}\"/>\n", list, series);
         for (const auto& [px, py] : points)
-            out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" fill=\"{}\"/>\n", x(px), y(py), colour);
+            out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" class=\"s{}\"/>\n", x(px), y(py), series);
+        if (!points.empty() && points.size() > 1)
+            text(x(points.back().first) - 4, y(points.back().second) - 8, series == 0 ? "chains" : "trees", "end");
     }
 };
 
@@ -145,18 +142,14 @@ std::string speed_panel(const AbResult& result) {
     for (const auto* points : {&chains, &trees})
         for (const auto& [n, speed] : *points)
             panel.text(panel.x(n), kTop + kHeight + 18, fmt::format("{:.0f}", n), "middle");
-    panel.curve(chains, "#1f6fb4");
-    if (!trees.empty()) panel.curve(trees, "#d1632a");
+    panel.out += svg_line(kLeft, panel.y(1), kLeft + kWidth, panel.y(1));
+    panel.text(kLeft + 4, panel.y(1) + 14, "plain decoding", "start", "faint");
+    panel.curve(chains, 0);
+    panel.curve(trees, 1);
     if (adaptive > 0) {
-        panel.line(kLeft, panel.y(adaptive), kLeft + kWidth, panel.y(adaptive),
-                   "stroke=\"#2a8f4f\" stroke-width=\"2\" stroke-dasharray=\"6 4\"");
+        panel.out += svg_line(kLeft, panel.y(adaptive), kLeft + kWidth, panel.y(adaptive), "l2");
         panel.text(kLeft + kWidth - 4, panel.y(adaptive) - 5, "adaptive", "end");
     }
-    panel.out += "<g fill=\"#1f6fb4\">";
-    panel.text(kLeft + 10, kTop + 16, "chains", "start");
-    panel.out += "</g><g fill=\"#d1632a\">";
-    panel.text(kLeft + 60, kTop + 16, trees.empty() ? "" : "trees", "start");
-    panel.out += "</g>";
     return panel.out;
 }
 
@@ -177,9 +170,7 @@ std::string slot_panel(const AbResult& result, double left) {
         const double value = share(slots[i].accepted, total.speculation.steps);
         const double x = panel.x(static_cast<double>(i) + 0.15),
                      width = 0.7 * kWidth / static_cast<double>(slots.size());
-        panel.out +=
-            fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#1f6fb4\"/>\n", x,
-                        panel.y(value), width, kTop + kHeight - panel.y(value));
+        panel.out += svg_bar(x, panel.y(value), width, kTop + kHeight - panel.y(value), "s0");
         panel.text(x + width / 2, kTop + kHeight + 18, fmt::format("{}", i + 1), "middle");
     }
     return panel.out;
@@ -189,12 +180,7 @@ std::string slot_panel(const AbResult& result, double left) {
 
 std::string ab_svg(const AbResult& result, const std::string& title) {
     const double second = 2 * kLeft + kWidth + 20;
-    std::string out = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
-        "{1:.0f}\" "
-        "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-        second + kWidth + 20, kTop + kHeight + 60);
-    out += fmt::format("<text x=\"{:.0f}\" y=\"20\" font-size=\"14\">{}</text>\n", kLeft, svg_escaped(title));
+    std::string out = svg_begin(second + kWidth + 20, kTop + kHeight + 60, title);
     if (!result.answers.empty()) out += speed_panel(result) + slot_panel(result, second);
     return out + "</svg>\n";
 }

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <fstream>
 #include <memory>
 
 #include "apps/ab/ab_predict.h"
@@ -12,6 +11,7 @@
 #include "apps/flags/model_flags.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 
 namespace riptide::apps {
@@ -30,13 +30,6 @@ struct AbFlags {
     double acceptance = 0.7, draft_ms = 0.35;
     std::vector<double> others;
 };
-
-void write_plot(const std::string& path, const std::string& svg) {
-    std::ofstream file(path, std::ios::binary);
-    file << svg;
-    file.close();
-    RT_CHECK(!file.fail(), ErrorKind::io, "{}: cannot be written", path);
-}
 
 int predict(const AbFlags& o) {
     const std::vector<StepCost> costs = read_costs(o.costs);
@@ -89,7 +82,7 @@ int ab(AbFlags o) {
     } else {
         tell("{}, {} prompts\n\n{}", title, result.prompts.size(), Lines{ab_table(result)});
     }
-    if (!o.plot.empty()) write_plot(o.plot, ab_svg(result, title));
+    if (!o.plot.empty()) write_file_atomic(o.plot, ab_svg(result, title));
     if (interrupted()) return 130;
     const int64_t mismatches = result.mismatches();
     if (mismatches > 0) say("error: {} tokens differ from plain decoding: this is a bug\n", mismatches);

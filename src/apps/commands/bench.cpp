@@ -2,10 +2,12 @@
 #include <fmt/core.h>
 
 #include <cstdio>
+#include <ctime>
 #include <memory>
 #include <optional>
 
 #include "apps/bench/bench_draft.h"
+#include "apps/bench/bench_plot.h"
 #include "apps/bench/bench_rows.h"
 #include "apps/bench/bench_scorer.h"
 #include "apps/commands/bench_serve.h"
@@ -14,6 +16,7 @@
 #include "apps/flags/model_flags.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 
 namespace riptide::apps {
@@ -26,7 +29,8 @@ struct BenchFlags {
     ServeFlags serve;
     ScorerFlags scorer;
     std::vector<int64_t> prompts = {512}, depths = {0}, batches, verify_rows;
-    std::string frontier, drafter;
+    std::string frontier, drafter, plot;
+    std::vector<std::string> plot_with;
     bool as_json = false, energy = false;
 };
 
@@ -179,6 +183,34 @@ void print_bench_json(Session& session, const Roof& roof, const std::vector<Benc
     tell("{}\n", json::serialize(out));
 }
 
+/// Of NAME=FILE, each.
+std::vector<BenchSeries> others_figures(const std::vector<std::string>& list) {
+    std::vector<BenchSeries> others;
+    for (const std::string& entry : list) {
+        const size_t equals = entry.find('=');
+        RT_CHECK(equals != std::string::npos && equals > 0, ErrorKind::usage, "--plot-with {}: expected NAME=FILE.json",
+                 entry);
+        const std::string file = entry.substr(equals + 1);
+        others.push_back(bench_series(entry.substr(0, equals), read_file(file, int64_t{64} << 20), file));
+    }
+    return others;
+}
+
+std::string plot_of(Session& session, const BenchFlags& o, std::span<const BenchRow> rows,
+                    std::vector<BenchSeries> others) {
+    others.insert(others.begin(), bench_series("Riptide", rows));
+    char date[16];
+    const std::time_t now = std::time(nullptr);
+    std::tm day{};
+    std::strftime(date, sizeof(date), "%Y-%m-%d", ::gmtime_r(&now, &day));
+    return bench_svg(others, session.model().info().name,
+                     fmt::format("{}{} · K/V {} · medians of {} · riptide {} · {}",
+                                 o.model.random_weights.empty() ? "" : "random weights · ",
+                                 session.gpu() != nullptr ? session.gpu()->info().name
+                                                          : fmt::format("{} threads of a CPU", session.threads()),
+                                 kv_name(session), o.bench.repeat, RIPTIDE_VERSION, date));
+}
+
 int bench(const BenchFlags& o) {
     RT_CHECK(o.bench.repeat >= 1 && o.bench.gen >= 2, ErrorKind::usage,
              "--repeat {} --gen {}: expected at least 1 and at least 2", o.bench.repeat, o.bench.gen);
@@ -188,6 +220,7 @@ int bench(const BenchFlags& o) {
         const LoadOptions load{o.bench.gen, o.bench.repeat, o.serve.seed, o.serve.temperature};
         return bench_serve(o.model, o.serve, load, o.prompts, o.batches, o.as_json);
     }
+    const std::vector<BenchSeries> others = others_figures(o.plot_with);
     const auto session = open_session(o.model);
     std::optional<GpuEnergy> energy;
     BenchOptions how = o.bench;
@@ -226,6 +259,7 @@ int bench(const BenchFlags& o) {
         drafts = bench_draft(*session, how, std::move(drafter), depths, o.verify_rows.empty() ? all : o.verify_rows);
         if (!o.as_json) print_draft(*drafts);
     }
+    if (!o.plot.empty()) write_file_atomic(o.plot, plot_of(*session, o, rows, others));
     if (o.as_json) print_bench_json(*session, roof, rows, drafts);
     else if (o.bench.profile)
         tell(
@@ -282,6 +316,11 @@ void add_bench(Command& app, Action& action) {
                                  "Show the joules of a token by the driver's count for the whole GPU; "
                                  "repeats should take a second or more (--gen)");
     cmd->add_flag("--json", options->as_json, "Print JSON");
+    Flag* plot = cmd->add_option("--plot", options->plot, "Write an SVG: bars of decoding, prefill and first tokens");
+    Flag* plot_with = cmd->add_option("--plot-with", options->plot_with,
+                                      "NAME=FILE: bars of another program or run beside them, from the output of "
+                                      "`llama-bench -o json` or `riptide bench --json`");
+    plot_with->needs(plot);
     Flag* random = cmd->add_option(
         "--random-weights", options->model.random_weights,
         "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them (laguna-xs.2:bf16), without a file; "
@@ -289,10 +328,10 @@ void add_bench(Command& app, Action& action) {
     random->excludes(cmd->get_option("MODEL"));
     routing->needs(random);
     add_serve_flags(*cmd, options->serve);
-    for (Flag* option : {depth, frontier, profile, random, verify, drafter, energy})
+    for (Flag* option : {depth, frontier, profile, random, verify, drafter, energy, plot})
         options->serve.option->excludes(option);
     add_scorer_flags(*cmd, options->scorer);
-    for (Flag* option : {depth, frontier, verify, drafter, energy, options->serve.option})
+    for (Flag* option : {depth, frontier, verify, drafter, energy, plot, options->serve.option})
         options->scorer.option->excludes(option);
     for (const char* flag :
          {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed", "--alpha", "--blocks"})
@@ -301,6 +340,7 @@ void add_bench(Command& app, Action& action) {
     cmd->get_option("--delta")->group("Options");
     cmd->footer(
         "Examples:\n  riptide bench model.gguf --frontier --gen 128 --profile\n"
+        "  riptide bench model.gguf --prompt 512,4096 --plot speed.svg --plot-with llama.cpp=llama-bench.json\n"
         "  riptide bench model.gguf --serve --beside 8,32768 --agent 30,60000\n"
         "  riptide bench --random-weights qwen3-0.6b:bf16 --scorer --target laguna-xs.2:q4_k_m --prompt 131072\n"
         "Prompts and the tokens fed while decoding are made-up ids; decoding finds each most likely token all the "

@@ -166,20 +166,15 @@ namespace {
 
 constexpr double kCellWidth = 44, kCellHeight = 24, kLabel = 110, kMapTop = 94, kGap = 18;
 
-/// Red, yellow, green.
+/// Orange, nearly white, blue.
 std::string colour(double share) {
-    constexpr int kStops[3][3] = {{215, 48, 39}, {254, 224, 139}, {26, 152, 80}};
+    constexpr int kStops[3][3] = {{213, 94, 0}, {240, 240, 240}, {0, 114, 178}};
     const int low = share < 0.5 ? 0 : 1;
     const double part = share < 0.5 ? 2 * share : 2 * share - 1;
     int rgb[3];
     for (int c = 0; c < 3; ++c)
         rgb[c] = static_cast<int>(kStops[low][c] + part * (kStops[low + 1][c] - kStops[low][c]) + 0.5);
     return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
-}
-
-std::string text(double x, double y, std::string_view content, const char* anchor, const char* fill = "#222") {
-    return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\">{}</text>\n", x, y, anchor, fill,
-                       svg_escaped(content));
 }
 
 /// Of the prompts' tokens, read by the model.
@@ -205,13 +200,13 @@ std::string map(std::span<const NiahAnswer> answers, const NiahOptions& o, doubl
                 "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"{}\" fill=\"{}\" stroke=\"white\"/>\n", left,
                 top, kCellWidth, kCellHeight, share.of == 0 ? "#ddd" : colour(share.value()));
             if (share.of > 0)
-                out += text(left + kCellWidth / 2, top + 16, fmt::format("{:.0f}", 100 * share.value()), "middle",
-                            share.value() > 0.85 || share.value() < 0.15 ? "white" : "#222");
+                out += svg_text(left + kCellWidth / 2, top + 16, fmt::format("{:.0f}", 100 * share.value()), "middle",
+                                share.value() > 0.85 || share.value() < 0.15 ? "on-dark" : "on-light");
         }
     for (size_t column = 0; column < o.lengths.size(); ++column)
-        out +=
-            text(x + kCellWidth * (static_cast<double>(column) + 0.5),
-                 y + kCellHeight * static_cast<double>(o.depths.size()) + 14, length_name(o.lengths[column]), "middle");
+        out += svg_text(x + kCellWidth * (static_cast<double>(column) + 0.5),
+                        y + kCellHeight * static_cast<double>(o.depths.size()) + 14, length_name(o.lengths[column]),
+                        "middle");
     return out;
 }
 
@@ -223,27 +218,22 @@ std::string niah_svg(std::span<const NiahAnswer> answers, const NiahOptions& o, 
     const size_t rows = o.tasks.size() + (o.tasks.size() > 1 ? 1 : 0);
     const double width = std::max(640.0, kLabel + map_width * static_cast<double>(o.keeps.size())),
                  height = kMapTop + map_height * static_cast<double>(rows) + kGap;
-    std::string out = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
-        "{1:.0f}\" "
-        "font-family=\"sans-serif\" font-size=\"12\">\n<path d=\"M0 0H{0:.0f}V{1:.0f}H0z\" fill=\"white\"/>\n"
-        "<text x=\"12\" y=\"22\" font-size=\"14\">{2}</text>\n",
-        width, height, svg_escaped(title));
-    out += text(12, 40, "Right answers in percent. Columns: tokens of prompt and answer together.", "start") +
-           text(12, 56, "Rows: depth of what answers, in percent of the text.", "start");
+    std::string out = svg_begin(width, height, title);
+    out += svg_text(12, 40, "Right answers in percent. Columns: tokens of prompt and answer together.", "start") +
+           svg_text(12, 56, "Rows: depth of what answers, in percent of the text.", "start");
     for (size_t k = 0; k < o.keeps.size(); ++k) {
         const double middle = kLabel + map_width * static_cast<double>(k) + (map_width - kGap) / 2;
-        out +=
-            text(middle, kMapTop - 20, o.keeps[k] >= 1 ? "whole prompt" : "keep " + keep_name(o.keeps[k]), "middle") +
-            text(middle, kMapTop - 6, read_share(answers, o.keeps[k]), "middle");
+        out += svg_text(middle, kMapTop - 20, o.keeps[k] >= 1 ? "whole prompt" : "keep " + keep_name(o.keeps[k]),
+                        "middle") +
+               svg_text(middle, kMapTop - 6, read_share(answers, o.keeps[k]), "middle");
     }
     for (size_t row = 0; row < rows; ++row) {
         const double y = kMapTop + map_height * static_cast<double>(row);
         const bool all = row == o.tasks.size();
-        out += text(12, y + 16, all ? "all" : niah_task_name(o.tasks[row]), "start");
+        out += svg_text(12, y + 16, all ? "all" : niah_task_name(o.tasks[row]), "start");
         for (size_t i = 0; i < o.depths.size(); ++i)
-            out +=
-                text(kLabel - 6, y + kCellHeight * static_cast<double>(i) + 16, fmt::format("{}", o.depths[i]), "end");
+            out += svg_text(kLabel - 6, y + kCellHeight * static_cast<double>(i) + 16, fmt::format("{}", o.depths[i]),
+                            "end");
         for (size_t k = 0; k < o.keeps.size(); ++k)
             out += map(answers, o, kLabel + map_width * static_cast<double>(k), y,
                        [&](const NiahAnswer& a) { return a.keep == o.keeps[k] && (all || a.task == o.tasks[row]); });
