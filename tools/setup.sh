@@ -4,7 +4,8 @@
 set -euo pipefail
 packages=(g++ cmake ninja-build libboost1.81-dev libboost-json1.81-dev libfmt-dev libpcre2-dev libcli11-dev libssl-dev libcurl4-openssl-dev)
 if [ "${1:-}" = --tests ]; then
-  packages+=(ccache mold libgtest-dev libbenchmark-dev haproxy clang libclang-rt-14-dev openssl python3 python3-jsonschema)
+  packages+=(ccache mold libgtest-dev libbenchmark-dev haproxy clang libclang-rt-14-dev openssl python3 python3-jsonschema
+    dpkg-dev file minisign debootstrap)
 fi
 missing=()
 for package in "${packages[@]}"; do

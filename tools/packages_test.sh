@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Makes the packages of a build (tools/packages.sh) and tries each as its user would: install.sh with a list that is signed,
+# not signed, or does not fit; the tar and the Debian package in a clean root of Debian 12, where debootstrap can make one.
+# usage: packages_test.sh BUILD
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+work=$(mktemp -d)
+cleanup() {
+  for folder in proc dev; do mountpoint -q "$work/root/$folder" && umount -l "$work/root/$folder"; done
+  rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+fault() { echo "FAILED: $*"; exit 1; }
+as_root=1
+[ "$(id -u)" -eq 0 ] || as_root=
+
+signed=1
+if ! command -v minisign >/dev/null; then
+  signed=
+  echo "skipped: packages: signatures: there is no minisign"
+else
+  minisign -G -W -p "$work/key.pub" -s "$work/key" >/dev/null
+  minisign -G -W -p "$work/other.pub" -s "$work/other" >/dev/null
+  export MINISIGN_KEY=$work/key
+fi
+tools/packages.sh "$build" "$work/dist" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+tar=$(ls "$work"/dist/*.tar.gz)
+version=$(sed -n 's/^## \([0-9.]*\).*/\1/p' CHANGELOG.md | head -1)
+[ "$(stat -c %s "$tar")" -lt 60000000 ] || fault "$(basename "$tar") has $(stat -c %s "$tar") bytes"
+
+install() { sh contrib/install.sh --prefix "$work/home" "$@" >"$work/said" 2>&1; }
+refused() { # WHAT IS SAID, then install.sh's arguments
+  local said=$1
+  shift
+  rm -rf "$work/home"
+  ! install "$@" || fault "install.sh $* installs"
+  grep -q "$said" "$work/said" || fault "install.sh $*: $(cat "$work/said"), expected: $said"
+  [ ! -e "$work/home" ] || fault "install.sh $* leaves $(ls "$work/home")"
+}
+key=(--key "$([ -z "$signed" ] || sed -n 2p "$work/key.pub")")
+[ -n "$signed" ] || key=()
+install "${key[@]}" "$work/dist" || fault "$(cat "$work/said")"
+[ "$("$work/home/bin/riptide" --version)" = "riptide $version" ] || fault "another version is installed"
+[ -n "$("$work/home/bin/riptide" run --prompt 'def add(a, b):' -n 8 2>/dev/null)" ] || fault "what is installed does not answer"
+if [ -n "$signed" ]; then refused "not signed with that key" --key "$(sed -n 2p "$work/other.pub")" "$work/dist"; fi
+refused "SHA256SUMS: not there" "$work"
+refused "lists no riptide-cuda" --cuda "$work/dist"
+refused "unknown flag" --prefx x "$work/dist"
+cp -r "$work/dist" "$work/cut"
+truncate -s -1 "$work/cut/$(basename "$tar")"
+refused "its SHA-256 is" "${key[@]}" "$work/cut"
+rm -rf "$work/cut" "$work/home"
+
+skip() { echo "skipped: packages in a clean root of Debian: $1"; exit 0; }
+[ -n "$as_root" ] || skip "only root can make one"
+command -v debootstrap >/dev/null || skip "there is no debootstrap"
+mirror=$(sed -n 's/^URIs: *\([^ ]*\).*/\1/p; s/^deb \(\[[^]]*\] *\)\?\([^ ]*\) .*/\2/p' /etc/apt/sources.list /etc/apt/sources.list.d/*.list \
+  /etc/apt/sources.list.d/*.sources 2>/dev/null | grep -v security | head -1) || true
+debootstrap --variant=minbase --include=ca-certificates bookworm "$work/root" "${mirror:-http://deb.debian.org/debian}" >"$work/log" 2>&1 ||
+  skip "debootstrap says: $(tail -1 "$work/log")"
+mount --bind /dev "$work/root/dev" && mount -t proc proc "$work/root/proc" || skip "/proc cannot be mounted"
+inside() { chroot "$work/root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"; }
+answers() { [ -n "$(inside "$@" run --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || { cat "$work/log"; fault "$* does not answer"; }; }
+
+mkdir "$work/root/opt/tar"
+tar -xzf "$tar" -C "$work/root/opt/tar" --strip-components 1
+! inside sh -c 'ls /usr/lib/x86_64-linux-gnu/libfmt.so* /usr/lib/x86_64-linux-gnu/libboost_json.so*' >/dev/null 2>&1 ||
+  fault "the clean root is not clean"
+answers /opt/tar/bin/riptide
+# A hub that nobody serves: libcurl is there and says so in a sentence.
+inside /opt/tar/bin/riptide pull a/b --endpoint http://127.0.0.1:1 >"$work/log" 2>&1 && fault "pull from nowhere works"
+grep -qi "127.0.0.1" "$work/log" || fault "pull in the clean root: $(cat "$work/log")"
+
+cp "$work"/dist/*.deb "$work/root/tmp/"
+cp /etc/apt/apt.conf.d/*prox* "$work/root/etc/apt/apt.conf.d/" 2>/dev/null || true
+inside sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends /tmp/riptide*.deb' >"$work/log" 2>&1 || {
+  cat "$work/log"; fault "apt does not install the package"; }
+answers riptide
+[ "$(inside riptide --version)" = "riptide $version" ] || fault "the package has another version"
+inside test -s /usr/share/man/man1/riptide.1.gz -o -s /usr/share/man/man1/riptide.1 || fault "the package has no man page"
+inside test -s /usr/lib/systemd/system/riptide.service -o -s /lib/systemd/system/riptide.service || fault "the package has no systemd unit"
