@@ -29,7 +29,7 @@ PARTS = {
     "ops/cuda": ["device", "kv", "linear", "attention", "gated_delta", "moe", "sampling", "scoring", "speculation", "megakernel"],
     "ops/cuda/linear": ["shared", "gemv", "skinny", "gemm"],
     "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "loop", "session"],
-    "server": ["openapi", "http", "api"],
+    "server": ["openapi", "http", "page", "api"],
     "apps": ["support", "convert", "synth", "flags", "ab", "niah", "bench", "commands"],
 }
 # Back ends, which include contracts and nothing of each other. Contracts, with the choice of a back end in their *.cpp,

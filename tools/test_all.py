@@ -136,7 +136,7 @@ def fetch_packages() -> list[subprocess.Popen]:
     """npm's packages for clients and agents, while the compilers work."""
     if shutil.which("npm") is None:
         return []
-    commands = [["tests/clients/run.sh", "--fetch"], ["tests/clients/agents.py", "--fetch", "--install", "600"]]
+    commands = [["tests/clients/run.sh", "--fetch"], ["tests/page/run.sh", "--fetch"], ["tests/clients/agents.py", "--fetch", "--install", "600"]]
     return [subprocess.Popen(["nice", *command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                              start_new_session=True) for command in commands]
 
@@ -182,6 +182,8 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     for process in fetching:
         process.wait()
     run.stage("clients from npm", "tests/clients/run.sh", riptide, *filter(None, [os.environ.get("RIPTIDE_CLIENTS")]))
+    run.stage("the page is what web/ builds", "tests/page/run.sh", "bundle", show="compressed")
+    run.stage("the page in a browser", "tests/page/run.sh", "browser", riptide, "build/cpu/tests/script_server", show="tok/s|tests of the page")
     run.stage("coding agents from npm", "tests/clients/agents.py", riptide, "build/cpu/tests/script_server", "--install", "240",
               *(["--agents", os.environ["RIPTIDE_AGENTS"]] if "RIPTIDE_AGENTS" in os.environ else []), show="turn 2|agents,")
     if has_cuda():

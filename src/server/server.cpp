@@ -7,6 +7,7 @@
 #include "server/api/api.h"
 #include "server/openapi/openapi.h"
 #include "server/api/routes.h"
+#include "server/page/page.h"
 #include "text/utf8.h"
 
 namespace riptide::server {
@@ -85,6 +86,7 @@ struct Server::Impl {
     }
     bool broken() const;
     HttpReply health() const;
+    HttpReply hello(const HttpRequest& request, const Known& known) const;
     HttpReply about(const HttpRequest& request, const Known& known);
 
     const ServerOptions options;
@@ -120,7 +122,7 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     access.check_origin(request);
     const bool get = request.method == "GET" || request.method == "HEAD";
     if (request.method == "OPTIONS") return HttpReply{204, ""};
-    if (get && known.route == Route::hello) return HttpReply{200, "riptide\n", "text/plain"};
+    if (get && known.route == Route::hello) return hello(request, known);
     if (get && known.route == Route::health) return health();
     access.check_key(request);
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
@@ -148,6 +150,15 @@ HttpReply Server::Impl::health() const {
     if (!draining && engine != nullptr) return {200, R"({"status":"ok"})"};
     HttpReply reply{503, draining ? R"({"status":"draining"})" : R"({"status":"loading"})"};
     reply.headers.emplace_back("Retry-After", "2");
+    return reply;
+}
+
+/// Browsers are shown the page; who looks for the server gets a word.
+HttpReply Server::Impl::hello(const HttpRequest& request, const Known& known) const {
+    const bool page = options.page && known.path == "/";
+    if (page && wants_page(request)) return page_reply(request);
+    HttpReply reply{200, "riptide\n", "text/plain"};
+    if (page) reply.headers.emplace_back("Vary", "Accept");
     return reply;
 }
 

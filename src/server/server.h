@@ -23,6 +23,7 @@ struct ServerOptions {
     SamplingChoice sampling;                   // the command line's: comes before what the model's makers say
     int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
     LogOptions log;
+    bool page = true;    // browsers are shown a page at "/"
     bool admin = false;  // clients may pause the engine and give it other weights
 };
 

@@ -72,5 +72,27 @@ TEST_F(ServerMetrics, are_those_of_the_table_in_the_documentation) {
     for (const auto& [name, facts] : table) EXPECT_TRUE(page.contains(name)) << name << " is not on the page";
 }
 
+TEST_F(ServerMetrics, timings_say_what_was_drafted_and_why_not_more_was_cached) {
+    EngineOptions drafts = demo_options();
+    drafts.speculation.drafter = "ngram";
+    drafts.speculation.adaptive = false;
+    start(server_options(), drafts);
+    const json::object body = {{"messages", user_says("Count: one two three one two three one two")},
+                               {"max_tokens", 30},
+                               {"temperature", 0}};
+    int64_t drafted = 0, accepted = 0;
+    for (const char* words : {"nothing is held", " from the cache"}) {
+        const json::object timings = post("/v1/chat/completions", body).object().at("timings").as_object();
+        EXPECT_GT(timings.at("draft_n").to_number<int64_t>(), 0);
+        drafted += timings.at("draft_n").to_number<int64_t>();
+        accepted += timings.at("draft_n_accepted").to_number<int64_t>();
+        const std::string note(timings.at("cache_note").as_string());
+        EXPECT_NE(note.find(words), std::string::npos) << note;
+    }
+    // The engine's own count comes at the end of its step.
+    EXPECT_TRUE(becomes([&] { return engine->stats().drafted_rows == drafted; })) << drafted;
+    EXPECT_EQ(engine->stats().accepted_rows, accepted);
+}
+
 }  // namespace
 }  // namespace riptide::testing

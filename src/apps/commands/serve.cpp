@@ -39,7 +39,7 @@ struct ServerFlags {
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64, inflight_mib = 0;
     int grace_seconds = 30;
-    bool allow_no_auth = false, quiet = false;
+    bool allow_no_auth = false, quiet = false, no_page = false;
 };
 
 /// One key a line, without the white space round it, which no HTTP header can carry; empty lines and lines that begin
@@ -117,6 +117,7 @@ server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
         ErrorKind::usage,
         "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
         out.http.host);
+    out.page = !o.no_page;
     if (out.model.empty()) out.model = default_name(o.model.model);
     out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
     out.http.inflight_bytes = o.inflight_mib << 20;
@@ -207,7 +208,7 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
         say("chat    {} for the template, where a request does not say", variables);
     if (!info.chat) say("chat    none: {}", info.no_chat);
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
-    say("ready   in {:.1f} s   {}/v1   metrics {}/metrics", seconds, url, url);
+    say("ready   in {:.1f} s   {}/v1   metrics {}/metrics{}", seconds, url, url, options.page ? "   page " + url + "/" : "");
     if (!options.http.unix_socket.empty()) return;
     const auto [path, body] =
         info.chat
@@ -272,6 +273,7 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
         ->check(IsMember({"text", "json"}))
         ->capture_default_str();
     cmd.add_flag("--log-content", o.server.log.content, "Log what is asked and answered, too");
+    cmd.add_flag("--no-ui", o.no_page, "Show browsers no page at /");
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 

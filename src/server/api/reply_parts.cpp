@@ -14,10 +14,13 @@ void UsageSum::add(const Item& item) {
         completion_ += done->usage.completion;
         reasoning_ += done->usage.reasoning;
         version_ = done->version;
+        drafted_ += done->usage.drafted;
+        accepted_ += done->usage.accepted;
         decode_seconds_ = std::max(decode_seconds_, done->timings.decode);
         if (event.answer != 0) return;
         prompt_ += done->usage.prompt;
         cached_ += done->usage.cached;
+        cache_note_ = done->cache_note;
         if (done->compression.original > 0) {
             original_ += done->compression.original;
             scored_ += done->compression.scored;
@@ -51,14 +54,18 @@ json::object UsageSum::timings() const {
     const auto rate = [](int64_t count, double seconds) {
         return seconds > 0 ? static_cast<double>(count) / seconds : 0.0;
     };
-    return {{"cache_n", cached_},
-            {"scoring_ms", 1000 * scoring_seconds_},
-            {"prompt_n", prompt_ - cached_},
-            {"prompt_ms", 1000 * prefill_seconds_},
-            {"prompt_per_second", rate(prompt_ - cached_, prefill_seconds_)},
-            {"predicted_n", completion_},
-            {"predicted_ms", 1000 * decode_seconds_},
-            {"predicted_per_second", rate(completion_, decode_seconds_)}};
+    json::object out = {{"cache_n", cached_},
+                        {"scoring_ms", 1000 * scoring_seconds_},
+                        {"prompt_n", prompt_ - cached_},
+                        {"prompt_ms", 1000 * prefill_seconds_},
+                        {"prompt_per_second", rate(prompt_ - cached_, prefill_seconds_)},
+                        {"predicted_n", completion_},
+                        {"predicted_ms", 1000 * decode_seconds_},
+                        {"predicted_per_second", rate(completion_, decode_seconds_)},
+                        {"draft_n", drafted_},
+                        {"draft_n_accepted", accepted_}};
+    if (!cache_note_.empty()) out["cache_note"] = cache_note_;
+    return out;
 }
 
 std::string_view openai_finish_reason(const Done& done) {

@@ -29,7 +29,8 @@ class UsageSum {
     json::object openai() const;
     /// Of prompts that were compressed: original_tokens and scored_tokens, and shown if asked for; else nothing.
     json::object compression() const;
-    /// Speeds, in the fields that llama.cpp's clients read: prompt_n, cache_n, prompt_ms, predicted_n, ...
+    /// Speeds, in the fields that llama.cpp's clients read: prompt_n, cache_n, prompt_ms, predicted_n, draft_n, ...; and
+    /// cache_note, why not more of the (last) prompt was cached.
     json::object timings() const;
     int64_t prompt() const { return prompt_; }
     int64_t cached() const { return cached_; }
@@ -43,7 +44,8 @@ class UsageSum {
     int64_t prompt_ = 0, cached_ = 0, completion_ = 0, reasoning_ = 0, version_ = 0;
     double prefill_seconds_ = 0, decode_seconds_ = 0, scoring_seconds_ = 0;
     int64_t original_ = 0, scored_ = 0;
-    std::string shown_;
+    int64_t drafted_ = 0, accepted_ = 0;
+    std::string shown_, cache_note_;
 };
 
 /// "stop", "length" or "tool_calls". An answer that is cut short is "length", whatever it holds.
