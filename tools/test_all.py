@@ -173,6 +173,7 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     riptide = "build/cpu/riptide"
     run.stage("command line", "tools/cli_test.py", riptide)
     run.stage("command line, its edges", "tools/cli_edges_test.py", riptide)
+    run.stage("the chat on a terminal", "tools/chat_test.py", riptide, show="to the first prompt")
     run.stage("an installed program", "tools/install_test.sh", "build/cpu")
     run.stage("models from a hub, and the terminal", "tools/hub_test.py", riptide)
     run.stage("commands round a server", "tools/serve_test.py", riptide)
