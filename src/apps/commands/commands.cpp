@@ -39,14 +39,15 @@ int report(const std::string& message, ErrorKind kind) {
 }
 
 /// `riptide help`, `riptide help COMMAND` and `riptide version` as the flags that they stand for.
-std::vector<const char*> without_words(int argc, const char* const* argv) {
+std::vector<const char*> without_words(const Command& app, int argc, const char* const* argv) {
     std::vector<const char*> out(argv, argv + argc);
     const std::string_view first = argc > 1 ? argv[1] : "";
     if (first == "version" && argc == 2) out[1] = "--version";
-    if (first == "help") {
-        out.erase(out.begin() + 1);
-        out.insert(out.begin() + (argc > 2 ? 2 : 1), "--help");
-    }
+    if (first != "help") return out;
+    out.erase(out.begin() + 1);
+    bool known = argc == 2;
+    for (const Command* sub : app.subcommands()) known = known || (argc > 2 && sub->name() == out[1]);
+    if (known) out.insert(out.begin() + (argc > 2 ? 2 : 1), "--help");
     return out;
 }
 
@@ -79,7 +80,7 @@ int run_command(int argc, const char* const* argv) {
     add_trace(app, action);
     add_completion(app, action);
     try {
-        const std::vector<const char*> words = without_words(argc, argv);
+        const std::vector<const char*> words = without_words(app, argc, argv);
         std::optional<std::string> text = app.parse(static_cast<int>(words.size()), words.data());
         if (!text && !action) text = app.help();
         if (!text) return action();

@@ -10,7 +10,7 @@
 #include "apps/flags/compress_flags.h"
 #include "apps/flags/flags.h"
 #include "apps/flags/model_flags.h"
-#include "apps/support/demo_model.h"
+#include "apps/support/model_store.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -103,6 +103,7 @@ int print_kept(const RunFlags& o) {
 }
 
 int run(RunFlags o) {
+    o.model.model = resolve_model(o.model.model, o.model.hub);  // first: it may be the prompt that stands in its place
     settle_prompt(o);
     compression_options(o.compress);  // what is wrong is said before anything is loaded
     RT_CHECK(o.tokens_file.empty() || o.compress.scorer.empty(), ErrorKind::usage,
@@ -180,10 +181,12 @@ void add_run(Command& app, Action& action) {
     cmd->add_option("--json-schema", options->json_schema,
                     "File with a JSON Schema: the text is a document valid by it");
     cmd->add_option("--regex", options->regex, "The text matches this regular expression as a whole");
-    cmd->add_option("--grammar", options->grammar,
-                    "File with a grammar in EBNF or Lark (see docs/structured-output.md): the text is its root or start");
+    cmd->add_option(
+        "--grammar", options->grammar,
+        "File with a grammar in EBNF or Lark (see docs/structured-output.md): the text is its root or start");
     cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
-    for (const char* flag : {"--portable", "--yarn-attention-factor"})  // told by ppl: help is one screen
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--repetition-penalty",
+                             "--min-p"})  // told by ppl: help is one screen
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
