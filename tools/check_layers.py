@@ -30,7 +30,7 @@ PARTS = {
     "ops/cuda/linear": ["shared", "gemv", "skinny", "gemm"],
     "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "loop", "session"],
     "server": ["openapi", "http", "page", "api"],
-    "apps": ["support", "convert", "synth", "flags", "ab", "niah", "bench", "commands"],
+    "apps": ["support", "convert", "synth", "flags", "chat", "ab", "niah", "bench", "commands"],
 }
 # Back ends, which include contracts and nothing of each other. Contracts, with the choice of a back end in their *.cpp,
 # are what else lies in ops.

@@ -72,10 +72,13 @@ def kernels():
 
 def help_and_usage():
     for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "kernels", "ab", "niah", "trace", "ppl",
-                    "serve", "launch", "pull", "ps", "doctor", "completion"]:
+                    "serve", "launch", "pull", "list", "show", "rm", "ps", "doctor", "completion"]:
         text = good(command, "--help")
         expect("Examples:" in text and len(text.splitlines()) <= 60, f"{command} --help fits one screen and has examples")
     expect("riptide" in good("--version"), "--version")
+    expect(good("version") == good("--version") and good("help") == good("--help") == good(), "words for these flags")
+    expect(good("help", "run") == good("run", "--help"), "help COMMAND")
+    bad(64, "run", "help", "rum")
     good()
     bad(64, "--prompt", "run", "--promt", "x")
     bad(64, "inspect", "inspekt")
@@ -230,6 +233,13 @@ def demo_model(model):
     hash_of = lambda text: re.findall(r"hash ([0-9a-f]+)", text.decode())[-1:]
     expect(hash_of(done.stderr) == hash_of(same.stderr) != [], "chunk 1 and the default give the same logits hash", same)
     one = good("run", "--prompt", "import os\n", "-n", 16, "--seed", 5)
+    model_file = ROOT / "models/demo/laguna-demo.gguf"
+    expect(good("run", model_file, "import os\n", "-n", 16, "--seed", 5) == one, "MODEL PROMPT")
+    expect(good("run", "-n", 16, "--seed", 5, stdin=b"import os\n") == one, "a prompt in a pipe")
+    expect(good("run", model_file, "-n", 16, "--seed", 5, stdin=b"import os\n") == one, "and behind a model")
+    bad(64, "exclude each other", "run", model_file, "x", "-p", "y")
+    bad(64, "no prompt", "run", model_file)
+    bad(66, "a prompt goes behind the model", "run", "def fibonacci(n):")
     two = good("run", "--prompt", "import os\n", "-n", 16, "--seed", 5)
     expect(one == two, "the same seed gives the same text")
     reply = json.loads(good("chat", "--tools", ROOT / "examples/tools.json", "--temperature", 0, "--json", "--message",

@@ -17,13 +17,14 @@ import urllib.parse
 import urllib.request
 
 import cli_test
+from chat_test import Terminal
 from cli_edges_test import Server
 from cli_test import expect, work
 
 
 class FakeHub(http.server.BaseHTTPRequestHandler):
     """files: by revision and path; lies: digests that it names in place of the right ones; plain: files without LFS."""
-    files, lies, plain, log, cut = {}, {}, set(), [], 0
+    files, lies, plain, log, cut, url = {}, {}, set(), [], 0, ""
 
     def log_message(self, *_):
         pass
@@ -72,8 +73,9 @@ def a_hub(files, **facts):
     FakeHub.log.clear()
     hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     threading.Thread(target=hub.serve_forever, daemon=True).start()
+    FakeHub.url = f"http://127.0.0.1:{hub.server_address[1]}"
     models = work / f"models-{hub.server_address[1]}"
-    flags = ["--endpoint", f"http://127.0.0.1:{hub.server_address[1]}", "--to", models]
+    flags = ["--endpoint", FakeHub.url, "--to", models]
     yield lambda what, *more: cli_test.run("pull", what, *flags, *more), models / "owner/name"
     hub.shutdown()
 
@@ -203,6 +205,56 @@ def which_files():
         expect(pull("owner/name:Q8_0").returncode == 0, "where there are only drafters, one may be meant")
 
 
+def models_by_name():
+    """What pull has stored is found by every command; what is not there is fetched after a question, or not at all."""
+    demo = (cli_test.ROOT / "models/demo/laguna-demo.gguf").read_bytes()
+    store = work / "caches/riptide/models"
+    once = ["-n", 2, "--temperature", 0]
+    expected = cli_test.good("run", "-p", "x", *once)
+    with a_hub({"demo-Q4_K_M.gguf": demo, "demo-Q8_0.gguf": demo}) as _:
+        done = cli_test.run("run", "owner/name", "x")
+        expect(done.returncode == 66 and b"riptide pull owner/name:Q4_K_M" in done.stderr, "no terminal, no download", done)
+        expect(not FakeHub.log and not store.exists(), "and nothing is asked of the hub")
+        for answer, code, fetched in [("n", 66, False), ("y", 0, True)]:
+            terminal = Terminal("owner/name", "x", *once, "--hub", FakeHub.url, command="run")
+            shown = terminal.wait(r"\[y/N\] ", "a person is asked")
+            expect("owner/name:Q4_K_M is not here" in shown and "1 file" in shown and "MiB" in shown, f"with the size: {shown!r}")
+            expect(not list(store.glob("**/*.gguf")), "before anything is fetched")
+            terminal.type(answer + "\r")
+            expect(terminal.status(60) == code, f"{answer}: {terminal.seen[-400:]!r}")
+            expect((store / "owner/name/demo-Q4_K_M.gguf").exists() == fetched, f"{answer} means that")
+        expect(cli_test.good("run", "owner/name", "x", *once) == expected, "run finds it")
+        expect(cli_test.good("run", "owner/name:q4_k_m", "-p", "x", *once) == expected, "with its variant, too")
+        cli_test.good("chat", "owner/name", "-m", "x", *once)
+        cli_test.good("bench", "owner/name", "--device", "cpu", "--prompt", 8, "--gen", 2, "--repeat", 1)
+        expect("tensors" in cli_test.good("show", "owner/name") and "config" in cli_test.good("inspect", "owner/name"), "show, inspect")
+        with Server("owner/name") as server:
+            expect("model   demo-Q4_K_M" in server.log and "demo model" not in server.log, f"serve: {server.log}")
+        listed = json.loads(cli_test.good("list", "--json"))
+        expect([(m["name"], m["bytes"]) for m in listed] == [("owner/name:Q4_K_M", len(demo))], f"list: {listed}")
+        expect("owner/name:Q4_K_M" in cli_test.good("list"), "list, for people")
+        cli_test.good("pull", "owner/name:Q8_0", "--endpoint", FakeHub.url)
+        expect(cli_test.good("run", "owner/name", "x", *once) == expected, "of several the usual one is meant")
+    here = work / "here/owner"
+    here.mkdir(parents=True)
+    (here / "name").write_bytes(b"")
+    done = cli_test.subprocess.run([str(cli_test.riptide), "run", "owner/name", "x"], cwd=here.parent, capture_output=True)
+    expect(done.returncode == 65 and b"empty" in done.stderr, "a path that is there wins", done)
+    cli_test.bad(64, "--yes", "rm", "owner/name:Q8_0")
+    cli_test.bad(66, "riptide list", "rm", "owner/name:Q2_K")
+    cli_test.bad(64, "expected a name", "rm", store / "owner/name/demo-Q8_0.gguf")
+    cli_test.good("rm", "--yes", "owner/name:Q8_0")
+    expect([m["name"] for m in json.loads(cli_test.good("list", "--json"))] == ["owner/name:Q4_K_M"], "rm removes one")
+    cli_test.good("rm", "--yes", "owner/name")
+    expect(store.exists() and not list(store.iterdir()), "and the last with its folders")
+    known = json.loads(cli_test.good("list", "--known", "--json"))
+    expect(re.fullmatch(r"\d{4}-\d\d-\d\d", known["checked"]) and known["models"], f"known models: {known}")
+    for model in known["models"]:
+        needle = f"riptide pull {model['name']}" if model["name"] else "no repository is recorded"
+        cli_test.bad(66, needle, "run", model["alias"], "x")
+    cli_test.bad(66, "did you mean laguna-xs.2?", "run", "lagunaxs.2", "x")
+
+
 def names_of_files():
     hostile = ["-rf.gguf", "a/-o.gguf", "../../up.gguf", "a/../up.gguf", "/up.gguf", "a//up.gguf", "./up.gguf", "a b.gguf",
                "a;b.gguf", "$(id).gguf", "a\n.gguf", "a\\b.gguf", "\u00e4.gguf", "a\x1b]0;owned\x07.gguf", "a\u009b2J.gguf",
@@ -262,6 +314,7 @@ if __name__ == "__main__":
     small_files_and_revisions()
     what_was_pulled_is_known()
     which_files()
+    models_by_name()
     names_of_files()
     names_in_files()
     names_of_clients()

@@ -137,7 +137,10 @@ def launch():
     port = free_port()
     server = None
     for name in ["claude", "codex", "opencode", "pi"]:
-        done = run("launch", name, "--port", port, "--", "--flag", "a word", env=env)
+        done = run("launch", name, "--port", port, env=env)
+        expect(done.returncode == 64 and re.search("has a context of (8,192|2,048)", done.stderr) and "--any-context" in done.stderr and
+               not (work / "note.json").exists(), f"launch {name} does not start into a wall: {done.stderr}")
+        done = run("launch", name, "--port", port, "--any-context", "--", "--flag", "a word", env=env)
         expect(done.returncode == 3, f"launch {name} ends as the agent does: {done.returncode} {done.stderr[-500:]}")
         note = json.loads((work / "note.json").read_text())
         expect(note["arguments"][-2:] == ["--flag", "a word"], f"launch {name} hands arguments on: {note['arguments']}")
@@ -310,6 +313,14 @@ def completion():
     script = f"source <({riptide} completion bash); COMP_WORDS=(riptide serve --strict); COMP_CWORD=2; _riptide; echo ${{COMPREPLY[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     expect(done.stdout.strip() == "--strict-model", f"bash completes a flag: {done.stdout}{done.stderr}")
+    for words, expected in [("run --device ''", "auto cpu cuda"), ("run --device = c", "cpu cuda"), ("chat --drafter n", "ngram"),
+                            ("serve --log-format ''", "text json"), ("launch co", "codex"), ("ve", "version")]:
+        script = (f"cd /proc/self/fdinfo; source <({riptide} completion bash); COMP_WORDS=(riptide {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+                  "_riptide; echo ${COMPREPLY[@]}")
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+        expect(done.stdout.strip() == expected, f"bash completes {words!r}: {done.stdout}{done.stderr}")
+    fish = run("completion", "fish").stdout
+    expect("-l device -x -a 'auto cpu cuda'" in fish and "-l drafter -r -a 'ngram demo'" in fish, "fish knows values")
 
 
 def haproxy():

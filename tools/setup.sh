@@ -2,7 +2,8 @@
 # Installs the Debian packages that the program needs to be built; with --tests also what testing it needs. Does nothing,
 # quickly, where they are all there.
 set -euo pipefail
-packages=(g++ cmake ninja-build libboost1.81-dev libboost-json1.81-dev libfmt-dev libpcre2-dev libcli11-dev libssl-dev libcurl4-openssl-dev)
+packages=(g++ cmake ninja-build libboost1.81-dev libboost-json1.81-dev libfmt-dev libpcre2-dev libcli11-dev libssl-dev libcurl4-openssl-dev
+  libedit-dev)
 optional=()
 if [ "${1:-}" = --tests ]; then
   packages+=(ccache mold libgtest-dev libbenchmark-dev haproxy clang libclang-rt-14-dev openssl python3 python3-jsonschema

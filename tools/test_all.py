@@ -171,13 +171,13 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     run.stage("build: where its time went", "tools/build_times.py", "build/cpu", show=".")
     run.unit_tests("unit tests, optimised", "build/cpu")
     riptide = "build/cpu/riptide"
-    run.stages([("command line", "tools/cli_test.py", riptide),
-                ("command line, its edges", "tools/cli_edges_test.py", riptide),
-                ("an installed program", "tools/install_test.sh", "build/cpu"),
-                ("models from a hub, and the terminal", "tools/hub_test.py", riptide),
-                ("commands round a server", "tools/serve_test.py", riptide),
-                ("replies against the API's schemas", "tools/api_schema_test.py", riptide),
-                ("packages", "tools/packages_test.sh", "build/cpu")])
+    run.stages([("command line", "tools/cli_test.py", riptide), ("packages", "tools/packages_test.sh", "build/cpu")])
+    run.stage("command line, its edges", "tools/cli_edges_test.py", riptide)
+    run.stage("the chat on a terminal", "tools/chat_test.py", riptide, show="to the first prompt")
+    run.stage("an installed program", "tools/install_test.sh", "build/cpu")
+    run.stage("models from a hub, and the terminal", "tools/hub_test.py", riptide)
+    run.stage("commands round a server", "tools/serve_test.py", riptide)
+    run.stage("replies against the API's schemas", "tools/api_schema_test.py", riptide)
     run.stage("streams that last", "tools/soak.py", "build/cpu/tests/script_server", "--seconds", "20")
     for process in fetching:
         process.wait()

@@ -199,7 +199,8 @@ class Run:
                        "OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1", "DISABLE_AUTOUPDATER": "1"}
 
     def command(self, port, *words):
-        return [str(self.world.riptide), "launch", "--port", str(port), self.name, "--", *words]
+        """Some scenarios have settings that make an agent's own prompt short, and some servers no room on purpose."""
+        return [str(self.world.riptide), "launch", "--any-context", "--port", str(port), self.name, "--", *words]
 
     def profile(self, port):
         """What launch gives the agent: (variables, arguments), with files that stay."""

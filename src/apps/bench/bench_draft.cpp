@@ -164,7 +164,7 @@ std::unique_ptr<Checkpoint> open_drafter(const std::string& name, const std::str
     if (name.starts_with(prefix)) return random_drafter(name.substr(prefix.size()), threads);
     if (name == "random") return random_drafter(random_target.substr(0, random_target.find(':')), threads);
     const SpeculationOptions options = drafted_by(name);
-    return options.open ? options.open() : open_checkpoint(name);
+    return options.open ? options.open() : open_checkpoint(options.drafter);
 }
 
 DraftBench bench_draft(Session& session, const BenchOptions& o, std::unique_ptr<Checkpoint> drafter,

@@ -86,4 +86,12 @@ AgentProfile agent_profile(const std::string& agent, const AgentServer& server, 
     fail(ErrorKind::usage, "'{}' is not an agent that riptide knows: claude, codex, opencode or pi", agent);
 }
 
+int64_t own_prompt_tokens(const std::string& agent) {
+    constexpr std::pair<const char*, int64_t> kMeasured[] = {
+        {"claude", 24036}, {"codex", 11030}, {"opencode", 8851}, {"pi", 1711}};
+    for (const auto& [name, tokens] : kMeasured)
+        if (agent == name) return tokens;
+    fail(ErrorKind::usage, "'{}' is not an agent that riptide knows", agent);
+}
+
 }  // namespace riptide::apps

@@ -25,4 +25,8 @@ struct AgentProfile {
 /// `agent`: claude, codex, opencode or pi. `folder`: exists while the agent runs. Throws Error (usage) for others.
 AgentProfile agent_profile(const std::string& agent, const AgentServer& server, const std::string& folder);
 
+/// Tokens of what the agent asks before it is asked anything: its own prompt and all of its tools, as
+/// docs/results/server.md has them. `agent` as above.
+int64_t own_prompt_tokens(const std::string& agent);
+
 }  // namespace riptide::apps

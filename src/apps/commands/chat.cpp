@@ -1,14 +1,17 @@
 // riptide chat: a conversation, with reasoning and tool calls; or one message and its answer.
-#include <cstdio>
-#include <iostream>
+#include <unistd.h>
+
 #include <memory>
 #include <optional>
 
-#include "apps/commands/chat_turn.h"
+#include "apps/chat/answer_printer.h"
+#include "apps/chat/chat_turn.h"
+#include "apps/chat/talk.h"
 #include "apps/commands/commands.h"
 #include "apps/flags/compress_flags.h"
 #include "apps/flags/flags.h"
 #include "apps/support/chat_message.h"
+#include "apps/support/environment.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -23,9 +26,9 @@ struct ChatFlags {
     SamplingFlags sampling;
     DraftFlags draft;
     CompressFlags compress;
-    std::string system, message, tools_file, messages_file;
+    std::string system, message, tools_file, messages_file, tool_program;
     std::optional<bool> think;  // absent: as the model's makers have it, else not
-    bool as_json = false, has_message = false;
+    bool as_json = false, has_message = false, quiet = false;
 };
 
 constexpr int64_t kMaxConversation = int64_t{64} << 20;
@@ -36,29 +39,6 @@ json::array read_array(const std::string& path, const char* what) {
     RT_CHECK(parsed.is_array(), "{}: expected a JSON array of {}", path, what);
     return parsed.get_array();
 }
-
-/// Shows an answer as it comes: thinking dimmed, calls on lines of their own.
-class Printer {
-  public:
-    void show(const EventBody& event) {
-        if (const auto* text = std::get_if<TextDelta>(&event)) return put(text->text, false);
-        if (const auto* thought = std::get_if<ReasoningDelta>(&event)) return put(thought->text, true);
-        if (const auto* call = std::get_if<ToolCallBegin>(&event)) return put("\n-> " + call->name + " ", false);
-        if (const auto* part = std::get_if<ToolCallArguments>(&event)) return put(part->json_fragment, false);
-        if (const auto* end = std::get_if<ToolCallEnd>(&event); end != nullptr && !end->complete)
-            put(" (cut short)", false);
-        if (std::holds_alternative<Done>(event)) put("\n", false);
-    }
-
-  private:
-    void put(const std::string& text, bool dim) {
-        if (dim != dim_ && stdout_is_terminal()) std::fputs(dim ? "\033[2m" : "\033[0m\n", stdout);
-        dim_ = dim;
-        put_text(text);
-        std::fflush(stdout);
-    }
-    bool dim_ = false;
-};
 
 json::object chat_answer_json(Engine& engine, const ChatAnswer& answer, bool drafted) {
     const Done& done = answer.reply.done;
@@ -72,7 +52,7 @@ json::object chat_answer_json(Engine& engine, const ChatAnswer& answer, bool dra
 /// Asks, prints, and appends the answer to the conversation. Returns whether it was finished (not cancelled).
 bool take_turn(Engine& engine, json::array& messages, const json::array& tools, const ChatFlags& o, bool think,
                const SamplingParams& params) {
-    Printer printer;
+    AnswerPrinter printer;
     Progress progress("reading the conversation", "tok");
     const ChatAnswer answer = ask_chat(engine, messages, tools, think, params, [&](const EventBody& event) {
         if (const auto* read = std::get_if<PromptProgress>(&event))
@@ -82,44 +62,41 @@ bool take_turn(Engine& engine, json::array& messages, const json::array& tools, 
     messages.push_back(answer.message);
     const bool drafted = !o.draft.drafter.empty();
     if (o.as_json) tell("{}\n", json::serialize(chat_answer_json(engine, answer, drafted)));
-    else say("{}\n", closing_line(engine, answer.reply, drafted));
+    else if (!o.quiet) say("{}\n", closing_line(engine, answer.reply, drafted));
     return answer.reply.done.reason != FinishReason::cancelled;
 }
 
-/// A conversation from the terminal. /new starts over, /think switches thinking, /quit (or the end of input) ends it.
-int converse(Engine& engine, json::array messages, const json::array& tools, const ChatFlags& o, bool think,
-             const SamplingParams& params) {
-    const json::array beginning = messages;
-    tell("{}. /new starts over, /think switches thinking, /quit ends.\n", engine.info().model.name);
-    std::string line;
-    while (!interrupted()) {
-        tell("\n> ");
-        std::fflush(stdout);
-        if (!std::getline(std::cin, line)) break;
-        if (line.empty()) continue;
-        if (line == "/quit" || line == "/exit") break;
-        if (line == "/new") {
-            messages = beginning;
-        } else if (line == "/think") {
-            think = !think;
-            tell("thinking {}\n", think ? "on" : "off");
-        } else {
-            messages.push_back(chat_message("user", line));
-            try {
-                if (!take_turn(engine, messages, tools, o, think, params)) return 130;
-            } catch (const Error& error) {  // too long, or too little memory: this question fails alone
-                if (error.kind() != ErrorKind::usage && error.kind() != ErrorKind::unavailable) throw;
-                say("error: {}\n", error.what());
-                messages.pop_back();
-            }
-        }
-    }
-    return interrupted() ? 130 : 0;
+/// The path of --tools-exec. Throws Error (usage): there is no such program.
+std::string tool_program_of(const ChatFlags& o) {
+    if (o.tool_program.empty()) return {};
+    RT_CHECK(o.message.empty() && o.messages_file.empty(), ErrorKind::usage,
+             "--tools-exec asks before each call: leave --message and --messages out");
+    RT_CHECK(!o.tools_file.empty(), ErrorKind::usage, "--tools-exec needs --tools FILE");
+    const bool is_path = o.tool_program.find('/') != std::string::npos;
+    const std::string path = is_path ? o.tool_program : find_program(o.tool_program);
+    RT_CHECK(::access(path.c_str(), X_OK) == 0, ErrorKind::usage, "--tools-exec {}: {}", o.tool_program,
+             is_path ? "not a program that can be run" : "not on PATH");
+    return path;
+}
+
+int converse(Engine& engine, const ChatFlags& o, const std::string& tool_program, json::array tools,
+             ChatSettings settings) {
+    TalkOptions options;
+    options.tools = std::move(tools);
+    options.tool_program = tool_program;
+    options.quiet = o.quiet;
+    options.drafted = !o.draft.drafter.empty();
+    if (const std::string folder = state_folder(); !folder.empty()) options.history_file = folder + "/chat_history";
+    Conversation begun;
+    begun.system = o.system;
+    return Talk(engine, std::move(settings), std::move(begun), std::move(options)).run();
 }
 
 int chat(const ChatFlags& o) {
     RT_CHECK(!o.has_message || !o.message.empty(), ErrorKind::usage, "--message: the message is empty");
-    catch_interrupts();
+    const bool once = !o.message.empty() || !o.messages_file.empty();
+    const std::string tool_program = tool_program_of(o);
+    catch_interrupts(once ? 2 : 3);  // in a conversation an impatient second Ctrl-C should not lose it
     const json::array tools = read_array(o.tools_file, "tools");
     json::array messages = read_array(o.messages_file, "messages");
     RT_CHECK(messages.empty() || o.system.empty(), ErrorKind::usage,
@@ -132,10 +109,9 @@ int chat(const ChatFlags& o) {
     const SamplingParams params = sampling_params(o.sampling, info.makers, info.model.vocab_size, -1);
     const json::value* published = info.makers.template_kwargs.if_contains("enable_thinking");
     const bool think = o.think.value_or(published != nullptr && published->as_bool());
+    if (!once) return converse(*engine, o, tool_program, tools, {params, think, info.model.vocab_size});
     if (!o.system.empty()) messages.push_back(chat_message("system", o.system));
     if (!o.message.empty()) messages.push_back(chat_message("user", o.message));
-    if (o.message.empty() && o.messages_file.empty())
-        return converse(*engine, std::move(messages), tools, o, think, params);
     return take_turn(*engine, messages, tools, o, think, params) ? 0 : 130;
 }
 
@@ -151,12 +127,17 @@ void add_chat(Command& app, Action& action) {
     cmd->add_option("--messages", options->messages_file, "JSON array of OpenAI-style messages to answer");
     cmd->add_option("--system", options->system, "System message");
     cmd->add_option("--tools", options->tools_file, "JSON array of OpenAI-style tools that the model may call");
+    cmd->add_option(
+        "--tools-exec", options->tool_program,
+        "Program that runs the calls of a conversation, each after a question: PROGRAM NAME, arguments as JSON "
+        "on its standard input; left out: results are typed");
     cmd->add_flag_function(
         "--think,!--no-think", [think = &options->think](int64_t times) { *think = times > 0; },
         "Let the model reason first, or not; left out: as the model's generation_config.json says, else not");
     add_sampling_flags(*cmd, options->sampling, "what the context holds");
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
+    cmd->add_flag("--quiet", options->quiet, "No line of statistics behind an answer");
     cmd->add_flag("--json", options->as_json,
                   "Print the answer as one JSON message: content, reasoning_content, tool_calls, usage");
     cmd->footer(

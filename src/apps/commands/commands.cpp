@@ -5,6 +5,8 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "apps/flags/flags.h"
 #include "apps/support/terminal.h"
@@ -16,23 +18,37 @@ namespace {
 
 constexpr const char* kDescription =
     "Riptide runs Poolside's Laguna models and their siblings.\n"
-    "MODEL is a GGUF file, a folder of safetensors, or left out for the small demo model inside this program.";
+    "MODEL is a GGUF file, a folder of safetensors, OWNER/NAME[:VARIANT] or an alias (riptide list --known);\n"
+    "left out, it is the small demo model inside this program.";
 
 constexpr const char* kExamples =
     "Examples:\n"
     "  riptide run --prompt 'def fibonacci(n):' -n 64\n"
-    "  riptide chat laguna-xs.2-q4_k_m.gguf --think\n"
+    "  riptide chat laguna-xs.2 --think\n"
     "  riptide serve laguna-xs.2-q4_k_m.gguf\n"
     "  riptide launch claude\n"
     "  riptide inspect laguna-xs.2-q4_k_m.gguf\n"
     "  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
-    "Each command explains itself: riptide COMMAND --help";
+    "Each command explains itself: riptide help COMMAND";
 
 int report(const std::string& message, ErrorKind kind) {
     std::string line = message;
     std::replace(line.begin(), line.end(), '\n', ' ');
     say("error: {}\n", line);
     return static_cast<int>(kind);
+}
+
+/// `riptide help`, `riptide help COMMAND` and `riptide version` as the flags that they stand for.
+std::vector<const char*> without_words(const Command& app, int argc, const char* const* argv) {
+    std::vector<const char*> out(argv, argv + argc);
+    const std::string_view first = argc > 1 ? argv[1] : "";
+    if (first == "version" && argc == 2) out[1] = "--version";
+    if (first != "help") return out;
+    out.erase(out.begin() + 1);
+    bool known = argc == 2;
+    for (const Command* sub : app.subcommands()) known = known || (argc > 2 && sub->name() == out[1]);
+    if (known) out.insert(out.begin() + (argc > 2 ? 2 : 1), "--help");
+    return out;
 }
 
 int run_command(int argc, const char* const* argv) {
@@ -46,6 +62,9 @@ int run_command(int argc, const char* const* argv) {
     add_serve(app, action);
     add_launch(app, action);
     add_pull(app, action);
+    add_list(app, action);
+    add_show(app, action);
+    add_rm(app, action);
     add_ps(app, action);
     add_doctor(app, action);
     add_bench(app, action);
@@ -61,7 +80,8 @@ int run_command(int argc, const char* const* argv) {
     add_trace(app, action);
     add_completion(app, action);
     try {
-        std::optional<std::string> text = app.parse(argc, argv);
+        const std::vector<const char*> words = without_words(app, argc, argv);
+        std::optional<std::string> text = app.parse(static_cast<int>(words.size()), words.data());
         if (!text && !action) text = app.help();
         if (!text) return action();
         std::fputs(text->c_str(), stdout);

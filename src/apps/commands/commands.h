@@ -1,4 +1,4 @@
-// The subcommands of `riptide`, one file each (cmd_NAME.cpp).
+// The subcommands of `riptide`, one file each (commands/NAME.cpp).
 #pragma once
 
 #include <functional>
@@ -26,6 +26,9 @@ void add_ab(Command& app, Action& action);
 void add_niah(Command& app, Action& action);
 void add_serve(Command& app, Action& action);
 void add_launch(Command& app, Action& action);
+void add_list(Command& app, Action& action);
+void add_show(Command& app, Action& action);
+void add_rm(Command& app, Action& action);
 void add_pull(Command& app, Action& action);
 void add_ps(Command& app, Action& action);
 void add_doctor(Command& app, Action& action);

@@ -8,6 +8,7 @@
 #include "apps/commands/commands.h"
 #include "apps/flags/flags.h"
 #include "apps/support/demo_model.h"
+#include "apps/support/known_models.h"
 #include "apps/support/terminal.h"
 #include "base/json.h"
 #include "engine/prompt/loaded_text.h"
@@ -91,20 +92,28 @@ void print_metadata(const json::object& metadata, const std::string& indent, boo
     }
 }
 
-void print_text(const Checkpoint& checkpoint, const InspectFlags& options) {
+void print_head(const Checkpoint& checkpoint) {
     int64_t parameters = 0;
     for (const TensorInfo& tensor : checkpoint.tensors()) parameters += elements(tensor);
     tell("{}\n  {} · {} tensors · {} values · {} bytes of tensor data ({})\n", checkpoint.path(),
          checkpoint.format() == Checkpoint::Format::gguf ? "GGUF" : "safetensors",
          grouped(static_cast<int64_t>(checkpoint.tensors().size())), grouped(parameters),
          grouped(checkpoint.tensor_bytes()), human_bytes(checkpoint.tensor_bytes()));
-    tell("\nconfig\n");
-    print_metadata(checkpoint.metadata(), "  ", options.metadata);
+}
+
+void print_types_and_template(const Checkpoint& checkpoint) {
     tell("\ntypes\n");
     for (const auto& [name, total] : totals_by_type(checkpoint))
         tell("  {:<10} {:>6} tensors  {:>12}\n", name, total.count, human_bytes(total.bytes));
     const std::string chat = chat_template_source(checkpoint);
     tell("\nchat template\n  {}\n", chat.empty() ? "none" : template_summary(chat));
+}
+
+void print_text(const Checkpoint& checkpoint, const InspectFlags& options) {
+    print_head(checkpoint);
+    tell("\nconfig\n");
+    print_metadata(checkpoint.metadata(), "  ", options.metadata);
+    print_types_and_template(checkpoint);
     if (!options.tensors) return;
     tell("\ntensors\n");
     for (const TensorInfo& tensor : checkpoint.tensors())
@@ -117,7 +126,7 @@ void print_text(const Checkpoint& checkpoint, const InspectFlags& options) {
 void add_inspect(Command& app, Action& action) {
     Command* cmd = app.add_subcommand("inspect", "Print a checkpoint: config, tensor types and sizes, chat template");
     auto options = std::make_shared<InspectFlags>();
-    cmd->add_option("MODEL", options->model, "GGUF file or safetensors folder; left out: the demo model");
+    cmd->add_option("MODEL", options->model, "File, folder, OWNER/NAME[:VARIANT] or alias; left out: the demo model");
     cmd->add_flag("--tensors", options->tensors, "List every tensor");
     cmd->add_flag("--metadata", options->metadata, "Show all metadata, tokenizer and template included");
     cmd->add_flag("--json", options->as_json, "Print JSON");
@@ -129,6 +138,24 @@ void add_inspect(Command& app, Action& action) {
             const auto checkpoint = open_model_or_demo(options->model);
             if (options->as_json) print_checkpoint_json(*checkpoint, *options);
             else print_text(*checkpoint, *options);
+            return 0;
+        };
+    });
+}
+
+void add_show(Command& app, Action& action) {
+    Command* cmd = app.add_subcommand("show", "Say what a model is: file, size, types, chat template, drafter");
+    auto what = std::make_shared<std::string>();
+    cmd->add_option("MODEL", *what, "Name, alias, file or folder; left out: the demo model");
+    cmd->footer("Examples:\n  riptide show laguna-xs.2\n  riptide show OWNER/NAME:Q8_0");
+    cmd->callback([what, &action] {
+        action = [what] {
+            const auto checkpoint = open_model_or_demo(*what);
+            print_head(*checkpoint);
+            print_types_and_template(*checkpoint);
+            for (const KnownModel& known : known_models().models)
+                if ((known.alias == *what || known.name == *what) && !known.drafter.empty())
+                    tell("\ndrafter\n  {} (as of {})\n", known.drafter, known_models().checked);
             return 0;
         };
     });

@@ -197,6 +197,7 @@ void add_kernels(Command& app, Action& action) {
                                    "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them, without a file");
     random->excludes(cmd->get_option("MODEL"));
     cmd->add_option("--chip", options->chip, "sm_75, sm_80, sm_86, sm_89, sm_90 or sm_120; no GPU is needed")
+        ->suggest({"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"})
         ->capture_default_str();
     cmd->add_option("--rows", options->rows, "Rows of a step: tokens of all sequences, or of a prompt (above 256)")
         ->delimiter(',')

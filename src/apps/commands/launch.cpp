@@ -1,6 +1,4 @@
 // riptide launch: a coding agent that talks to a riptide server, in one command.
-#include <unistd.h>
-
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -15,6 +13,8 @@
 #include "apps/support/child_process.h"
 #include "apps/support/environment.h"
 #include "apps/support/local_http.h"
+#include "apps/support/model_store.h"
+#include "apps/support/temporary_folder.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -27,28 +27,12 @@ namespace {
 struct LaunchFlags {
     std::string agent, model;
     ServerAddress server;
+    bool any_context = false;
     std::vector<std::string> rest;
 };
 
 constexpr std::chrono::minutes kLoadTime{30};
-
-/// A folder that goes away again.
-class TemporaryFolder {
-  public:
-    TemporaryFolder() : path_((std::filesystem::temp_directory_path() / "riptide-launch-XXXXXX").string()) {
-        RT_CHECK(::mkdtemp(path_.data()) != nullptr, ErrorKind::io, "{}: cannot be made", path_);
-    }
-    ~TemporaryFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryFolder(const TemporaryFolder&) = delete;
-    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-    const std::string& path() const { return path_; }
-
-  private:
-    std::string path_;
-};
+constexpr int64_t kRoomForWork = 4096;  // tokens: a question, a file that is read, an answer
 
 std::string last_line(const std::string& path) {
     std::string text = read_file(path, 1 << 20);
@@ -101,12 +85,26 @@ AgentServer agent_server(const LaunchFlags& o) {
     return out;
 }
 
-int launch(const LaunchFlags& o) {
+/// An agent whose own prompt leaves no room would only fail at its first question.
+void check_context(const LaunchFlags& o, const AgentServer& server) {
+    const int64_t own = own_prompt_tokens(o.agent), wanted = own + kRoomForWork;
+    if (server.context >= wanted || o.any_context) return;
+    fail(ErrorKind::usage,
+         "{} begins with some {} tokens of its own prompt and tools, and {} has a context of {}: expected {} or more; "
+         "serve a model with a longer one, or with more --ctx (riptide list --known names some), or give --any-context "
+         "if your settings make its prompt shorter",
+         o.agent, grouped(own), server.model, grouped(server.context), grouped(wanted));
+}
+
+int launch(LaunchFlags o) {
     const std::string program = find_program(agent_profile(o.agent, {}, "").program);
     RT_CHECK(!program.empty(), ErrorKind::unavailable, "{} is not on PATH: install it first", o.agent);
+    if (!o.model.empty() && !get_local(o.server, "/health", 2)) o.model = resolve_model(o.model);
     const TemporaryFolder folder;
     std::unique_ptr<ChildProcess> server = start_server(o, folder.path() + "/server.log");
-    const AgentProfile profile = agent_profile(o.agent, agent_server(o), folder.path());
+    const AgentServer facts = agent_server(o);
+    check_context(o, facts);
+    const AgentProfile profile = agent_profile(o.agent, facts, folder.path());
     for (const auto& [name, contents] : profile.files) std::ofstream(folder.path() + "/" + name) << contents;
     std::vector<std::string> command = {program};
     command.insert(command.end(), profile.arguments.begin(), profile.arguments.end());
@@ -126,11 +124,14 @@ void add_launch(Command& app, Action& action) {
         ->required()
         ->check(IsMember({"claude", "codex", "opencode", "pi"}));
     cmd->add_option("ARGUMENTS", options->rest, "For the agent, behind --");
-    cmd->add_option("--model", options->model, "What to serve, if no server runs; left out: the demo model");
+    cmd->add_option("--model", options->model,
+                    "What to serve, if no server runs: a file, a name or an alias; left out: the demo model");
+    cmd->add_flag("--any-context", options->any_context,
+                  "Start the agent, though the context may not hold its own prompt and tools");
     add_server_address(*cmd, options->server);
     cmd->footer(
         "The agent's own settings stay as they are: it gets variables, flags and a temporary folder.\n"
-        "Examples:\n  riptide launch claude --model laguna-xs.2-q4_k_m.gguf\n  riptide launch codex -- exec 'fix the "
+        "Examples:\n  riptide launch claude --model laguna-xs.2\n  riptide launch codex -- exec 'fix the "
         "tests'");
     cmd->callback([options, &action] { action = [options] { return launch(*options); }; });
 }

@@ -1,4 +1,6 @@
 // riptide run: complete a prompt.
+#include <unistd.h>
+
 #include <cstdio>
 #include <iostream>
 #include <iterator>
@@ -8,7 +10,7 @@
 #include "apps/flags/compress_flags.h"
 #include "apps/flags/flags.h"
 #include "apps/flags/model_flags.h"
-#include "apps/support/demo_model.h"
+#include "apps/support/model_store.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -24,7 +26,7 @@ struct RunFlags {
     SamplingFlags sampling;
     DraftFlags draft;
     CompressFlags compress;
-    std::string prompt, prompt_file, tokens_file;
+    std::string prompt, text, prompt_file, tokens_file;  // text: the argument behind MODEL
     bool echo = false, no_bos = false, parse_special = false, as_json = false, show_kept = false;
     std::string json_schema, regex, grammar;
 };
@@ -36,7 +38,7 @@ std::string prompt_text(const RunFlags& o) {
         if (o.prompt_file == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
         return read_file(o.prompt_file, kMaxPrompt);
     }
-    return o.prompt;
+    return o.prompt.empty() ? o.text : o.prompt;
 }
 
 constexpr int64_t kMaxGrammar = int64_t{1} << 20;
@@ -55,10 +57,20 @@ AnswerFormat format_of(const RunFlags& o) {
             .schema = parse_json(read_file(o.json_schema, kMaxGrammar), o.json_schema)};
 }
 
-void check_one_prompt(const RunFlags& o) {
-    const int given = (o.prompt.empty() ? 0 : 1) + (o.prompt_file.empty() ? 0 : 1) + (o.tokens_file.empty() ? 0 : 1);
-    RT_CHECK(given != 0, ErrorKind::usage, "no prompt: give --prompt TEXT, --prompt-file FILE or --tokens IDS.json");
-    RT_CHECK(given == 1, ErrorKind::usage, "--prompt, --prompt-file and --tokens exclude each other");
+/// Where nobody says what the prompt is and standard input is no terminal, it is there.
+void settle_prompt(RunFlags& o) {
+    const auto given = [&] {
+        int count = 0;
+        for (const std::string* prompt : {&o.prompt, &o.text, &o.prompt_file, &o.tokens_file})
+            count += prompt->empty() ? 0 : 1;
+        return count;
+    };
+    if (given() == 0 && isatty(STDIN_FILENO) != 1) o.prompt = std::string(std::istreambuf_iterator<char>(std::cin), {});
+    RT_CHECK(given() != 0, ErrorKind::usage,
+             "no prompt: give it behind the model, with --prompt TEXT, --prompt-file FILE or --tokens IDS.json, or "
+             "pipe it in");
+    RT_CHECK(given() == 1, ErrorKind::usage,
+             "PROMPT, --prompt, --prompt-file and --tokens exclude each other: give one of them");
 }
 
 void print_completion_json(Engine& engine, const Reply& reply, bool drafted) {
@@ -90,8 +102,9 @@ int print_kept(const RunFlags& o) {
     return 0;
 }
 
-int run(const RunFlags& o) {
-    check_one_prompt(o);
+int run(RunFlags o) {
+    o.model.model = resolve_model(o.model.model, o.model.hub);  // first: it may be the prompt that stands in its place
+    settle_prompt(o);
     compression_options(o.compress);  // what is wrong is said before anything is loaded
     RT_CHECK(o.tokens_file.empty() || o.compress.scorer.empty(), ErrorKind::usage,
              "--tokens and --scorer exclude each other: ids are fed as they are");
@@ -150,8 +163,9 @@ void add_run(Command& app, Action& action) {
     Command* cmd = app.add_subcommand("run", "Complete a prompt");
     auto options = std::make_shared<RunFlags>();
     add_model_flags(*cmd, options->model);
+    cmd->add_option("PROMPT", options->text, "The text to continue; it may also be piped in");
     add_tokenizer_flag(*cmd, options->model);
-    cmd->add_option("-p,--prompt", options->prompt, "The text to continue");
+    cmd->add_option("-p,--prompt", options->prompt, "The text to continue, for the demo model or beside MODEL");
     cmd->add_option("-f,--prompt-file", options->prompt_file, "File with the text; -: standard input");
     cmd->add_option("--tokens", options->tokens_file,
                     "File with a JSON array of token ids instead of text; then -n tokens are made, stop ids or not");
@@ -167,13 +181,16 @@ void add_run(Command& app, Action& action) {
     cmd->add_option("--json-schema", options->json_schema,
                     "File with a JSON Schema: the text is a document valid by it");
     cmd->add_option("--regex", options->regex, "The text matches this regular expression as a whole");
-    cmd->add_option("--grammar", options->grammar,
-                    "File with a grammar in EBNF or Lark (see docs/structured-output.md): the text is its root or start");
+    cmd->add_option(
+        "--grammar", options->grammar,
+        "File with a grammar in EBNF or Lark (see docs/structured-output.md): the text is its root or start");
     cmd->add_flag("--json", options->as_json, "Print one JSON object: tokens, text, speeds, logits hash");
-    for (const char* flag : {"--portable", "--yarn-attention-factor"})  // told by ppl: help is one screen
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--repetition-penalty",
+                             "--min-p"})  // told by ppl: help is one screen
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide run --prompt 'def fibonacci(n):' -n 64\n"
+        "  riptide run laguna-xs.2 'def fibonacci(n):'\n"
         "  riptide run model.gguf -f main.py --temperature 0\n"
         "  riptide run model.gguf -f book-and-question.txt --scorer qwen3-0.6b.gguf --keep 0.1\n"
         "  riptide run model.gguf --tokens ids.json -n 64 --temperature 0 --json");

@@ -14,6 +14,7 @@
 #include "apps/support/demo_model.h"
 #include "apps/support/environment.h"
 #include "apps/support/log_writer.h"
+#include "apps/support/model_store.h"
 #include "apps/support/systemd.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
@@ -178,7 +179,8 @@ std::string template_defaults(const server::RequestDefaults& defaults, const Gen
     return out;
 }
 
-void announce(const Engine& engine, const server::ServerOptions& options, int port, double seconds, LogWriter& log) {
+void announce(const Engine& engine, const server::ServerOptions& options, bool demo, int port, double seconds,
+              LogWriter& log) {
     const auto say = [&log]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
         log.write(fmt::format(format, std::forward<Args>(args)...));
     };
@@ -202,6 +204,11 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
                                                 : "prompts that ask for it",
             c.keep_tokens > 0 ? grouped(c.keep_tokens) : fmt::format("{:.3g} %", 100 * c.keep),
             c.positions == KeptPositions::original ? ", at its original positions" : "");
+    if (demo)
+        say("note    this is the demo model, of {:.1f} million parameters: good for trying things out; riptide list "
+            "--known "
+            "names models to work with, e.g. riptide serve laguna-xs.2",
+            static_cast<double>(info.model.parameters) / 1e6);
     say("draws   {}, where a request does not say",
         describe(settle_sampling(options.defaults.sampling, options.sampling, info.makers)));
     if (const std::string variables = template_defaults(options.defaults, info.makers); !variables.empty())
@@ -217,7 +224,8 @@ void announce(const Engine& engine, const server::ServerOptions& options, int po
     say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
 }
 
-int serve(const ServerFlags& o) {
+int serve(ServerFlags o) {
+    o.model.model = resolve_model(o.model.model, o.model.hub);
     catch_interrupts();
     ::signal(SIGHUP, SIG_IGN);   // a terminal that closes is no reason to end
     ::signal(SIGPIPE, SIG_IGN);  // nor is a reader of the log that has gone
@@ -229,7 +237,7 @@ int serve(const ServerFlags& o) {
     server::Server server(options);
     engine = open_server_engine(o, warnings, log);
     server.serve(*engine);
-    announce(*engine, options, server.port(),
+    announce(*engine, options, o.model.model.empty(), server.port(),
              std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
     Systemd systemd;
     systemd.ready(fmt::format("{} on port {}", options.model, server.port()));

@@ -3,22 +3,27 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <deque>
-#include <numeric>
 #include <utility>
 
+#include "apps/support/nearest_word.h"
 #include "base/error.h"
 
 namespace riptide::apps {
 
 namespace {
 
+std::vector<std::string> names_of_flag(const CLI::Option& option) {
+    std::vector<std::string> names;
+    for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+    return names;
+}
+
 /// "--name" and "-n" of every flag of a command.
 std::vector<std::string> names_of_flags(const CLI::App& app) {
     std::vector<std::string> names;
-    for (const CLI::Option* option : app.get_options()) {
-        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-        for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-    }
+    for (const CLI::Option* option : app.get_options())
+        for (std::string& name : names_of_flag(*option)) names.push_back(std::move(name));
     return names;
 }
 
@@ -41,6 +46,13 @@ Flag* Flag::check(const Range<double>& range) {
 
 Flag* Flag::check(const IsMember& member) {
     option_->check(CLI::IsMember(member.words));
+    words_ = member.words;
+    only_words_ = true;
+    return this;
+}
+
+Flag* Flag::suggest(std::initializer_list<const char*> words) {
+    words_.assign(words.begin(), words.end());
     return this;
 }
 
@@ -96,6 +108,8 @@ Flag* Flag::description(const std::string& text) {
 }
 
 std::string Flag::description() const { return option_->get_description(); }
+
+std::vector<std::string> Flag::names() const { return names_of_flag(*option_); }
 
 struct Command::Impl {
     CLI::App* app = nullptr;
@@ -167,39 +181,16 @@ std::vector<const Command*> Command::subcommands() const {
 
 std::vector<std::string> Command::flag_names() const { return names_of_flags(*impl_->app); }
 
+std::vector<const Flag*> Command::flags_with_words() const {
+    std::vector<const Flag*> all;
+    for (const Flag& flag : impl_->flags)
+        if (!flag.words().empty()) all.push_back(&flag);
+    return all;
+}
+
 std::string Command::help() const { return impl_->app->help(); }
 
 namespace {
-
-/// Levenshtein distance.
-size_t edit_distance(const std::string& a, const std::string& b) {
-    std::vector<size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), size_t{0});
-    for (size_t i = 1; i <= a.size(); ++i) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= b.size(); ++j) {
-            const size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-            diagonal = row[j];
-            row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
-        }
-    }
-    return row[b.size()];
-}
-
-/// " (did you mean X?)" if a known word is near `word`, else "".
-std::string suggestion(const std::string& word, const std::vector<std::string>& known) {
-    std::string best;
-    size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
-    for (const std::string& candidate : known) {
-        const size_t distance = edit_distance(word, candidate);
-        if (distance < best_distance) {
-            best_distance = distance;
-            best = candidate;
-        }
-    }
-    return best.empty() ? "" : " (did you mean " + best + "?)";
-}
 
 /// One line for what CLI11 could not place: the first unknown flag or word, with the nearest known one.
 std::string explain_extras(const CLI::App& app) {
@@ -208,14 +199,14 @@ std::string explain_extras(const CLI::App& app) {
     const std::vector<std::string> extras = app.remaining(true);
     const std::string word = extras.empty() ? "" : extras.front().substr(0, extras.front().find('='));
     if (!word.empty() && word[0] == '-') {
-        return fmt::format("unknown flag {}{}; see riptide {} --help", word, suggestion(word, names_of_flags(*chosen)),
-                           chosen == &app ? "" : chosen->get_name());
+        return fmt::format("unknown flag {}{}; see riptide {} --help", word,
+                           did_you_mean(word, names_of_flags(*chosen)), chosen == &app ? "" : chosen->get_name());
     }
     if (chosen == &app) {
         std::vector<std::string> known;
         for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
             known.push_back(sub->get_name());
-        return fmt::format("unknown command '{}'{}; see riptide --help", word, suggestion(word, known));
+        return fmt::format("unknown command '{}'{}; see riptide --help", word, did_you_mean(word, known));
     }
     return fmt::format("unexpected argument '{}' for riptide {}", word, chosen->get_name());
 }

@@ -45,6 +45,8 @@ class Flag {
     Flag* check(const Range<double>& range);
     Flag* check(const IsMember& member);
     Flag* check(Sign sign);
+    /// Values that a shell completes, beside others that are allowed.
+    Flag* suggest(std::initializer_list<const char*> words);
     /// The help shows the value that the variable has now.
     Flag* capture_default_str();
     /// The heading of the help that it stands under; "": the help does not tell it.
@@ -61,9 +63,17 @@ class Flag {
     Flag* allow_extra_args(bool value);
     Flag* description(const std::string& text);
     std::string description() const;
+    /// "--name" and "-n"; none: an argument by position.
+    std::vector<std::string> names() const;
+    /// The words of check(IsMember) or suggest(); empty: none are known.
+    const std::vector<std::string>& words() const { return words_; }
+    /// Is a value one of them?
+    bool only_words() const { return only_words_; }
 
   private:
     CLI::Option* option_;
+    std::vector<std::string> words_;
+    bool only_words_ = false;
 };
 
 /// A command, which is the whole program or one of its subcommands. Owns its flags and subcommands: pointers to them
@@ -105,6 +115,8 @@ class Command {
     std::vector<const Command*> subcommands() const;
     /// "--name" and "-n" of every flag, --help too, in the order in which they were added.
     std::vector<std::string> flag_names() const;
+    /// The flags and arguments whose words() are known.
+    std::vector<const Flag*> flags_with_words() const;
 
     /// Fills the variables from the words behind the program's name, and calls the callback of the subcommand that was
     /// chosen. Returns what to print instead of going on, if help or the version is asked for. Throws Error (usage) of

@@ -4,6 +4,7 @@
 
 #include "apps/flags/flags.h"
 #include "apps/support/demo_model.h"
+#include "apps/support/model_store.h"
 #include "apps/support/terminal.h"
 #include "apps/synth/random_checkpoint.h"
 #include "base/error.h"
@@ -28,7 +29,11 @@ DType kv_type(const std::string& name) {
 }  // namespace
 
 void add_model_flags(Command& cmd, ModelFlags& flags) {
-    cmd.add_option("MODEL", flags.model, "GGUF file or safetensors folder; left out: the demo model");
+    cmd.add_option("MODEL", flags.model,
+                   "File, folder, OWNER/NAME[:VARIANT] or alias (riptide list); left out: the demo model");
+    cmd.add_option("--hub", flags.hub, "Where a model that is not here is fetched from, after a question")
+        ->capture_default_str()
+        ->group("");  // told by pull
     cmd.add_option("--device", flags.device, "auto (a GPU if there is one) | cpu | cuda")
         ->check(IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
@@ -43,6 +48,7 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
     cmd.add_option("--kv", flags.kv,
                    "K/V type, or K/V apart (q8_0/q4_0): f32 f16 bf16 f8_e4m3 q8_0 q4_0 tq3_0; auto: f32 on the CPU, "
                    "q8_0 on a GPU (f16 if heads are no multiple of 32)")
+        ->suggest({"auto", "f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "tq3_0"})
         ->capture_default_str();
     cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
         ->check(Range(0, 65536))
@@ -76,13 +82,15 @@ void add_template_flag(Command& cmd, ModelFlags& flags) {
 }
 
 std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags) {
-    return replace_text(open_model_or_demo(flags.model), flags.tokenizer, flags.chat_template);
+    return replace_text(open_model_or_demo(resolve_model(flags.model, flags.hub)), flags.tokenizer,
+                        flags.chat_template);
 }
 
 void add_draft_flags(Command& cmd, DraftFlags& flags) {
     cmd.add_option("--drafter", flags.drafter,
                    "Draft tokens ahead, which changes no answer: ngram, demo (the demo model's own drafter), or a "
-                   "DFlash drafter's file or folder");
+                   "DFlash drafter's file, folder or name")
+        ->suggest({"ngram", "demo"});
     cmd.add_option("--draft-width", flags.width, "Drafts in a row, 1 to 63; auto: as many as pay, or none")
         ->capture_default_str();
     cmd.add_option("--draft-tree", flags.tree, "Draft a tree of up to so many tokens; 0: a chain")

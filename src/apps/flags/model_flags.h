@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/support/ask.h"
+#include "apps/support/download.h"
 #include "base/json.h"
 #include "engine/engine.h"
 #include "engine/session/session.h"
@@ -28,6 +29,7 @@ struct ModelFlags {
     int chunk = 0;
     double yarn_attention_factor = -1;
     std::string delta = "rows";
+    std::string hub = Hub().endpoint;      // see resolve_model()
     std::string tokenizer, chat_template;  // folder and file instead of the model's own; empty: those
 };
 void add_model_flags(Command& cmd, ModelFlags& flags);

@@ -39,28 +39,39 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
     return out;
 }
 
+/// Closed when it goes. Without a path: none.
+struct OpenFile {
+    OpenFile(const std::string& path, int flags) {
+        if (path.empty()) return;
+        number = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
+        if (number < 0) fail(ErrorKind::io, "{}: {}", path, std::strerror(errno));
+    }
+    ~OpenFile() {
+        if (number >= 0) ::close(number);
+    }
+    OpenFile(const OpenFile&) = delete;
+    OpenFile& operator=(const OpenFile&) = delete;
+    int number = -1;
+};
+
 }  // namespace
 
 ChildProcess::ChildProcess(const Start& start) {
     std::vector<std::string> command = start.command, variables = merged_environment(start.environment);
     std::vector<char*> arguments = pointers(command), environment = pointers(variables);
-    int log = -1;
-    if (!start.log.empty()) {
-        log = ::open(start.log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-        if (log < 0) fail(ErrorKind::io, "{}: {}", start.log, std::strerror(errno));
-    }
+    const OpenFile log(start.log, O_WRONLY | O_CREAT | O_APPEND), input(start.input, O_RDONLY);
     pid_ = ::fork();
     if (pid_ == 0) {  // only what is safe between fork and exec
         if (start.own_group) ::setpgid(0, 0);
-        if (log >= 0) {
-            ::dup2(log, STDOUT_FILENO);
-            ::dup2(log, STDERR_FILENO);
+        if (input.number >= 0) ::dup2(input.number, STDIN_FILENO);
+        if (log.number >= 0) {
+            ::dup2(log.number, STDOUT_FILENO);
+            ::dup2(log.number, STDERR_FILENO);
         }
         for (const int number : {SIGINT, SIGTERM, SIGPIPE, SIGQUIT}) ::signal(number, SIG_DFL);
         ::execve(arguments[0], arguments.data(), environment.data());
         ::_exit(127);
     }
-    if (log >= 0) ::close(log);
     if (pid_ < 0) fail(ErrorKind::system, "{}: cannot be started: {}", start.command.at(0), std::strerror(errno));
 }
 

@@ -17,6 +17,7 @@ class ChildProcess {
         std::vector<std::pair<std::string, std::string>> environment;  // in place of or beside this process's own
         std::string log;         // a file for stdout and stderr; empty: this process's own
         bool own_group = false;  // Ctrl-C at the terminal does not reach it
+        std::string input;       // a file for stdin; empty: this process's own
     };
     /// Throws Error (system).
     explicit ChildProcess(const Start& start);

@@ -45,4 +45,10 @@ std::string digests_file() {
     return cache.empty() ? cache : cache + "/digests";
 }
 
+std::string state_folder() {
+    const std::string state = environment("XDG_STATE_HOME"), home = environment("HOME");
+    if (state.empty() && home.empty()) return {};
+    return (state.empty() ? home + "/.local/state" : state) + "/riptide";
+}
+
 }  // namespace riptide::apps

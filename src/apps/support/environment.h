@@ -17,5 +17,7 @@ std::string cache_folder();
 std::string models_folder();
 /// Where the SHA-256 of weights are remembered (base/digest_memo.h): `digests` in the cache; "": nowhere.
 std::string digests_file();
+/// What riptide remembers between runs: $XDG_STATE_HOME/riptide, or ~/.local/state/riptide; "" if neither is set.
+std::string state_folder();
 
 }  // namespace riptide::apps

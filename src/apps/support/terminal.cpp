@@ -18,10 +18,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::atomic<bool> g_interrupted{false};  // the one thing a signal handler may touch
+// The only things that a signal handler may touch.
+std::atomic<bool> g_interrupted{false}, g_terminated{false};
+std::atomic<int> g_signals{0}, g_patience{2};
 
-extern "C" void on_interrupt(int) {
-    if (g_interrupted.exchange(true)) _exit(130);
+extern "C" void on_interrupt(int number) {
+    if (number == SIGTERM) g_terminated = true;
+    if (!g_interrupted.exchange(true)) g_signals = 0;
+    if (++g_signals >= g_patience) _exit(130);
 }
 
 std::string amount(double value, const std::string& unit) {
@@ -65,7 +69,10 @@ void Progress::update(int64_t done, int64_t total) {
 
 std::atomic<bool>& interrupted() { return g_interrupted; }
 
-void catch_interrupts() {
+bool terminated() { return g_terminated; }
+
+void catch_interrupts(int patience) {
+    g_patience = patience;
     struct sigaction action = {};
     action.sa_handler = on_interrupt;
     sigemptyset(&action.sa_mask);

@@ -31,10 +31,13 @@ class Progress {
     bool enabled_, visible_ = false;
 };
 
-/// True after the first Ctrl-C (SIGINT or SIGTERM). The second ends the process at once with status 130.
+/// True after the first Ctrl-C (SIGINT or SIGTERM), until a command that goes on makes it false.
 std::atomic<bool>& interrupted();
-/// Starts listening for Ctrl-C. Called by commands that can stop cleanly.
-void catch_interrupts();
+/// True after a SIGTERM: there is nothing to go on with.
+bool terminated();
+/// Starts listening for Ctrl-C. Called by commands that can stop cleanly. The signal number `patience` while
+/// interrupted() is true ends the process at once with status 130.
+void catch_interrupts(int patience = 2);
 
 /// Each of the standard streams that the caller has closed becomes one that takes or gives nothing. Otherwise the next
 /// file that is opened would get its number, and with it what is meant for the stream. Writing to stdout fails then.

@@ -1,4 +1,4 @@
-#include "apps/commands/chat_turn.h"
+#include "apps/chat/chat_turn.h"
 
 #include "base/error.h"
 #include "base/json.h"
