@@ -169,7 +169,8 @@ TEST(EngineSpeculation, each_step_of_an_answer_is_counted_once) {
             world.loop.speculate(std::move(made));
             const RequestId id = world.ask(LoopWorld::prompt(8, 300), 300);
             world.run();
-            const Usage& usage = world.heard(id).done->usage;
+            const Heard heard = world.heard(id);
+            const Usage& usage = heard.done->usage;
             EXPECT_EQ(usage.completion, 300);
             EXPECT_EQ(speculator.stats().steps, usage.steps) << "tree " << tree << ", seed " << seed;
             EXPECT_EQ(speculator.stats().drafted, usage.drafted);
