@@ -333,8 +333,8 @@ void add_bench(Command& app, Action& action) {
     add_scorer_flags(*cmd, options->scorer);
     for (Flag* option : {depth, frontier, verify, drafter, energy, plot, options->serve.option})
         options->scorer.option->excludes(option);
-    for (const char* flag :
-         {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed", "--alpha", "--blocks"})
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed",
+                             "--alpha", "--blocks", "--rows-beside", "--deterministic", "--no-prefix-cache"})
         cmd->get_option(flag)->group("");  // help is one screen
     cmd->get_option("--decode")->group("Options");
     cmd->get_option("--delta")->group("Options");

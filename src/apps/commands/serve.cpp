@@ -215,7 +215,8 @@ void announce(const Engine& engine, const server::ServerOptions& options, bool d
         say("chat    {} for the template, where a request does not say", variables);
     if (!info.chat) say("chat    none: {}", info.no_chat);
     say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
-    say("ready   in {:.1f} s   {}/v1   metrics {}/metrics{}", seconds, url, url, options.page ? "   page " + url + "/" : "");
+    say("ready   in {:.1f} s   {}/v1   metrics {}/metrics{}", seconds, url, url,
+        options.page ? "   page " + url + "/" : "");
     if (!options.http.unix_socket.empty()) return;
     const auto [path, body] =
         info.chat
@@ -344,8 +345,9 @@ void add_serve(Command& app, Action& action) {
     add_engine_flags(*cmd, *options);
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
-    for (const char* flag : {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions",
-                             "--repetition-penalty", "--min-p", "--chunk", "--draft-tree"})  // told by run, ppl, chat
+    for (const char* flag :
+         {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
+          "--min-p", "--chunk", "--draft-tree", "--log-content"})  // told by run, ppl, chat
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "
