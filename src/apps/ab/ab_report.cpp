@@ -120,7 +120,7 @@ struct Panel {
         out += fmt::format("<polyline points=\"{}\" class=\"l{}\"/>\n", list, series);
         for (const auto& [px, py] : points)
             out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" class=\"s{}\"/>\n", x(px), y(py), series);
-        if (!points.empty() && points.size() > 1)
+        if (points.size() > 1)
             text(x(points.back().first) - 4, y(points.back().second) - 8, series == 0 ? "chains" : "trees", "end");
     }
 };

@@ -3,9 +3,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "apps/support/svg.h"
+#include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/json.h"
 
@@ -60,9 +62,7 @@ double value_of(const BenchSeries& series, const Group& group, int64_t tokens) {
 
 std::string figure_text(double value, bool seconds) {
     if (seconds) return value < 1 ? fmt::format("{:.0f} ms", value * 1e3) : fmt::format("{:.1f} s", value);
-    std::string digits = fmt::format("{:.0f}", value);
-    for (auto at = std::ssize(digits) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
-    return digits;
+    return grouped(std::llround(value));
 }
 
 /// The bars of a group from `y` on, which moves behind them.
@@ -88,9 +88,8 @@ std::string drawn(std::span<const BenchSeries> series, const Group& group, doubl
                    svg_text(kLabel + width + 6, y + 11.5, figure_text(value, group.seconds), "start");
             y += kBar;
         }
-        const std::string label = group.kind == Kind::prefill
-                                      ? fmt::format("{} tokens", figure_text(static_cast<double>(tokens), false))
-                                      : fmt::format("behind {}", figure_text(static_cast<double>(tokens), false));
+        const std::string label = group.kind == Kind::prefill ? fmt::format("{} tokens", grouped(tokens))
+                                                              : fmt::format("behind {}", grouped(tokens));
         out += svg_text(kLabel - 8, (top + y) / 2 + 3, label, "end", "faint");
         y += kBetween;
     }

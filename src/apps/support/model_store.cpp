@@ -48,7 +48,7 @@ std::vector<HubFile> files_in(const std::string& folder) {
 StoredModel stored(const std::string& folder, const ModelName& name, const std::vector<HubFile>& files) {
     StoredModel out;
     out.name = name;
-    out.path = name.variant == "safetensors" ? folder : folder + "/" + files.front().path;
+    out.path = model_path(folder, name, files);
     for (const HubFile& file : files) {
         const std::string path = folder + "/" + file.path;
         out.files.push_back(path);
@@ -116,6 +116,10 @@ std::optional<ModelName> parse_model_name(const std::string& text) {
     if ((colon != std::string::npos && name.variant.empty()) || !is_name_part(name.revision)) return std::nullopt;
     name.repository = rest;
     return name;
+}
+
+std::string model_path(const std::string& folder, const ModelName& name, const std::vector<HubFile>& files) {
+    return name.variant == "safetensors" ? folder : folder + "/" + files.front().path;
 }
 
 std::vector<StoredModel> stored_models(const std::string& root) {

@@ -29,6 +29,9 @@ std::optional<ModelName> parse_model_name(const std::string& text);
 /// The same, or an alias of known_models(). Throws Error (no_input) for one whose repository is not recorded.
 std::optional<ModelName> model_name(const std::string& what);
 
+/// What opens a model whose `files` lie in `folder`: the folder of safetensors, else the first file. REQUIRES a file.
+std::string model_path(const std::string& folder, const ModelName& name, const std::vector<HubFile>& files);
+
 /// One model in the store.
 struct StoredModel {
     ModelName name;

@@ -50,7 +50,7 @@ std::string fetch_all(const Hub& hub, const ModelName& name, const std::vector<H
                       const std::string& root) {
     const std::string folder = root + "/" + name.folder();
     for (const HubFile& file : files) get_file(hub, name.repository, file, folder + "/" + file.path);
-    return name.variant == "safetensors" ? folder : folder + "/" + files.front().path;
+    return model_path(folder, name, files);
 }
 
 /// A line that a person types, without reading beyond it.
