@@ -25,14 +25,6 @@ int32_t PromptGaps::at(int64_t index) const {
     return behind == gaps_.begin() ? 0 : std::prev(behind)->sum;
 }
 
-int64_t PromptGaps::shared(const PromptGaps& other, int64_t count) const {
-    const auto [mine, theirs] = std::ranges::mismatch(gaps_, other.gaps_);
-    int64_t first = count;
-    if (mine != gaps_.end()) first = std::min(first, mine->from);
-    if (theirs != other.gaps_.end()) first = std::min(first, theirs->from);
-    return first;
-}
-
 std::vector<int32_t> PromptGaps::keys(std::span<const int32_t> tokens, int64_t vocab) const {
     std::vector<int32_t> out(tokens.begin(), tokens.end());
     auto gap = gaps_.begin();

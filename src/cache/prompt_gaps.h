@@ -21,8 +21,6 @@ class PromptGaps {
 
     /// What rotation adds to position `index`. Time logarithmic in the gaps.
     int32_t at(int64_t index) const;
-    /// As far as `count`, how many positions from the first on have the same sums in both.
-    int64_t shared(const PromptGaps& other, int64_t count) const;
     bool empty() const { return gaps_.empty(); }
     /// What is added behind the prompt.
     int32_t last() const { return gaps_.empty() ? 0 : gaps_.back().sum; }
@@ -37,7 +35,6 @@ class PromptGaps {
     struct Gap {
         int64_t from;  // position, among what is left, from which on
         int32_t sum;   // this is added
-        friend bool operator==(const Gap&, const Gap&) = default;
     };
     std::vector<Gap> gaps_;  // both ascending
     int64_t step_ = 1;

@@ -73,16 +73,6 @@ TEST(PromptGaps, keys_name_token_and_place_and_fit) {
     EXPECT_EQ(PromptGaps().keys(std::vector<int32_t>{3, 5}, 10), (std::vector<int32_t>{3, 5}));
 }
 
-TEST(PromptGaps, two_share_what_comes_before_their_first_difference) {
-    const std::vector<bool> a = {true, false, true, true, false, true, true}, b = {true, false, true, true, true, true};
-    const PromptGaps first(a, 1), second(b, 1), none;
-    EXPECT_EQ(first.shared(first, 9), 9);
-    EXPECT_EQ(first.shared(second, 9), 3);
-    EXPECT_EQ(second.shared(first, 2), 2);
-    EXPECT_EQ(none.shared(second, 9), 1);
-    EXPECT_EQ(none.shared(none, 9), 9);
-}
-
 TEST(PromptGaps, a_batch_has_sums_for_all_rows_if_some_sequence_has_gaps) {
     const StateSpec spec{.kind = StateSpec::Kind::paged, .num_kv_heads = 1, .head_dim = 32};
     KvCache cache(std::vector<StateSpec>{spec}, {.page_rows = 4, .pages = 16, .max_sequences = 4, .max_step_rows = 8});

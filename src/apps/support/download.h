@@ -29,8 +29,8 @@ void check_hub_name(const std::string& name);
 
 /// Those that make up a variant, in order: a GGUF type ("Q4_K_M", in any case; one file or its shards), "safetensors"
 /// (weights, config, tokenizer), or the name of a file (of a shard: all of them). Projectors, drafters and importance
-/// matrices count only if the variant names them, or there is nothing else. Throws Error that lists what there is, or
-/// says which name is not plain.
+/// matrices count only if the variant names them, or there is nothing else. Throws Error that lists what there is:
+/// (no_input) where nothing fits, (usage) where several do; or that says which name is not plain.
 std::vector<HubFile> choose_files(const std::vector<HubFile>& files, const std::string& variant);
 
 /// Has the file at `path` the size and the content that the hub says? One without a digest needs the size only.

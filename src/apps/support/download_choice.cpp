@@ -118,7 +118,7 @@ std::vector<HubFile> choose_files(const std::vector<HubFile>& files, const std::
         for (const HubFile& file : chosen)
             if (file.path != chosen.front().path &&
                 std::none_of(whole.begin(), whole.end(), [&](const HubFile& part) { return part.path == file.path; }))
-                fail(ErrorKind::no_input, "'{}' is more than once there: {}", variant, weights_in(chosen));
+                fail(ErrorKind::usage, "'{}' is more than once there: {}", variant, weights_in(chosen));
         chosen = whole;
     }
     for (const HubFile& file : chosen) check_hub_name(file.path);

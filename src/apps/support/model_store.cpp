@@ -149,8 +149,7 @@ std::optional<StoredModel> find_stored(const std::string& root, const ModelName&
         if (!weights) return std::nullopt;
         return stored(folder, meant, chosen);
     } catch (const Error& error) {
-        if (error.kind() != ErrorKind::no_input ||
-            std::string_view(error.what()).find("more than once") != std::string_view::npos)
+        if (error.kind() != ErrorKind::no_input)
             fail(error.kind(), "{}: {}; riptide pull {} fetches what is missing", name.text(), error.what(),
                  meant.text());
         return std::nullopt;
