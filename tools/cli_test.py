@@ -70,9 +70,28 @@ def kernels():
     bad(64, "ascending", "kernels", "--rows", "4,1")
 
 
+def fits():
+    """The arithmetic of GPUs' memory, for shapes without weights."""
+    told = good("fit", "laguna-xs.2", "--memory", "24GiB", "--device", "cuda")
+    expect("--kv f8_e4m3 --ctx 131072" in told, f"fit: the first type that holds all of it: {told}")
+    small, large = ({m["name"]: m for m in json.loads(good("fit", "--memory", size, "--json"))["models"]} for size in ["20GiB", "100 GiB"])
+    expect(large["laguna-xs.2-bf16"]["context"]["f32"] == 131072 and small["laguna-xs.2-bf16"]["context"]["tq3_0"] == 0, "fit: memory counts")
+    for name, model in small.items():
+        held = model["context"]
+        order = [held[kv] for kv in ["f32", "f16", "q8_0", "q4_0", "tq3_0"]]
+        expect(order == sorted(order) and held["tq3_0"] <= model["trained_context"] == large[name]["trained_context"], f"fit {name}: {model}")
+        expect(0 < model["weight_bytes"] < model["needed_bytes"] == large[name]["needed_bytes"], f"fit {name}: {model}")
+    expect(small["laguna-xs.2"]["weight_bytes"] == 20270574592, "fit: a file of Laguna XS.2 has 20,270,574,592 bytes of weights")
+    demo = json.loads(good("fit", "laguna-tiny:q8_0", "--memory", "1GiB", "--json"))["models"][0]
+    expect(demo["context"]["f32"] == demo["trained_context"], f"fit: a small model has all its context: {demo}")
+    bad(64, "24GiB", "fit", "--memory", "much")
+    bad(66, "no shape", "fit", "nothing")
+    bad(66, "riptide pull owner/absent", "fit", "owner/absent")
+
+
 def help_and_usage():
     for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "kernels", "ab", "niah", "trace", "ppl",
-                    "serve", "launch", "pull", "list", "show", "rm", "ps", "doctor", "completion"]:
+                    "serve", "launch", "pull", "fit", "list", "show", "rm", "ps", "doctor", "completion"]:
         text = good(command, "--help")
         expect("Examples:" in text and len(text.splitlines()) <= 60, f"{command} --help fits one screen and has examples")
     expect("riptide" in good("--version"), "--version")
@@ -415,6 +434,7 @@ def interrupt(model):
 if __name__ == "__main__":
     help_and_usage()
     kernels()
+    fits()
     bad_files()
     tiny = synthetic_models()
     text_commands(tiny)

@@ -120,7 +120,7 @@ std::vector<TokenTimes> LoadDriver::times(size_t first, size_t count) const {
 
 EngineStats LoadDriver::settled_stats() {
     engine_.pause();
-    const EngineStats stats = engine_.stats();
+    EngineStats stats = engine_.stats();
     engine_.resume();
     return stats;
 }

@@ -39,7 +39,7 @@ TypedLine MessageReader::read(const std::string& prompt) {
     if (message.kind != TypedLine::Kind::text || !message.text.starts_with(kBlockMark)) return message;
     message.text.erase(0, kBlockMark.size());
     while (!message.text.ends_with(kBlockMark)) {
-        const TypedLine more = read_line(". ");
+        TypedLine more = read_line(". ");
         if (more.kind != TypedLine::Kind::text) {
             say("the block has no {} at its end: it is not sent\n", kBlockMark);
             return more;

@@ -73,7 +73,7 @@ std::string tool_program_of(const ChatFlags& o) {
              "--tools-exec asks before each call: leave --message and --messages out");
     RT_CHECK(!o.tools_file.empty(), ErrorKind::usage, "--tools-exec needs --tools FILE");
     const bool is_path = o.tool_program.find('/') != std::string::npos;
-    const std::string path = is_path ? o.tool_program : find_program(o.tool_program);
+    std::string path = is_path ? o.tool_program : find_program(o.tool_program);
     RT_CHECK(::access(path.c_str(), X_OK) == 0, ErrorKind::usage, "--tools-exec {}: {}", o.tool_program,
              is_path ? "not a program that can be run" : "not on PATH");
     return path;

@@ -62,6 +62,7 @@ int run_command(int argc, const char* const* argv) {
     add_serve(app, action);
     add_launch(app, action);
     add_pull(app, action);
+    add_fit(app, action);
     add_list(app, action);
     add_show(app, action);
     add_rm(app, action);

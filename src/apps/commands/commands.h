@@ -26,6 +26,7 @@ void add_ab(Command& app, Action& action);
 void add_niah(Command& app, Action& action);
 void add_serve(Command& app, Action& action);
 void add_launch(Command& app, Action& action);
+void add_fit(Command& app, Action& action);
 void add_list(Command& app, Action& action);
 void add_show(Command& app, Action& action);
 void add_rm(Command& app, Action& action);

@@ -6,7 +6,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <thread>
 
@@ -55,15 +54,6 @@ class Report {
   private:
     int wrong_ = 0;
 };
-
-int64_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    for (std::string word; file >> word;) {
-        int64_t kib = 0;
-        if (word == "MemAvailable:" && file >> kib) return kib << 10;
-    }
-    return 0;
-}
 
 std::string check_cpu() {
     std::string found = fmt::format("{} threads", std::thread::hardware_concurrency());
@@ -140,7 +130,7 @@ int doctor(const DoctorFlags& o) {
     report.add(memory > (int64_t{1} << 30) ? Verdict::fine : Verdict::note, "memory", human_bytes(memory) + " free");
     bool gpu = false;
     report.run("gpu", Verdict::note, [&] {
-        const std::string found = check_gpu(o);
+        std::string found = check_gpu(o);
         gpu = true;
         return found;
     });

@@ -165,8 +165,8 @@ int kernels(const KernelsFlags& flags) {
     RT_CHECK(std::is_sorted(flags.rows.begin(), flags.rows.end()), ErrorKind::usage,
              "--rows: expected ascending numbers such as 1,4,16");
     const auto [k, v] = flags.model.kv == "auto" ? std::pair{DType::q8_0, DType::q8_0} : kv_types(flags.model.kv);
-    const auto checkpoint =
-        flags.model.random_weights.empty() ? open_model(flags.model) : random_checkpoint(flags.model.random_weights, 0);
+    const auto checkpoint = flags.model.random_weights.empty() ? open_model(flags.model)
+                                                               : checkpoint_without_values(flags.model.random_weights);
     const auto model = load_model(*checkpoint);
     const std::vector<OpLine> lines = plan_ops(*model, flags, k, v, chip.chip);
     if (flags.as_json) {

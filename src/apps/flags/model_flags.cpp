@@ -114,10 +114,7 @@ SpeculationOptions speculation_options(const DraftFlags& flags) {
     return options;
 }
 
-namespace {
-
-/// "24GiB", "8000 MB", "123456"
-int64_t parse_bytes(const std::string& text) {
+int64_t parse_bytes(const char* flag, const std::string& text) {
     constexpr std::pair<std::string_view, double> kUnits[] = {
         {"", 1}, {"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}};
     size_t used = 0;
@@ -130,7 +127,7 @@ int64_t parse_bytes(const std::string& text) {
     while (unit.starts_with(' ')) unit.remove_prefix(1);
     for (const auto& [name, factor] : kUnits)
         if (unit == name && value > 0 && value * factor < 0x1p62) return static_cast<int64_t>(value * factor);
-    fail(ErrorKind::usage, "--memory-budget {}: expected a size such as 24GiB or 8000MB", text);
+    fail(ErrorKind::usage, "{} {}: expected a size such as 24GiB or 8000MB", flag, text);
 }
 
 bool wants_gpu(const ModelFlags& flags) {
@@ -145,8 +142,6 @@ bool wants_gpu(const ModelFlags& flags) {
     return false;
 }
 
-}  // namespace
-
 SessionOptions session_options(const ModelFlags& flags) {
     SessionOptions options;
     options.threads = flags.threads;
@@ -154,7 +149,7 @@ SessionOptions session_options(const ModelFlags& flags) {
     options.chunk_rows = flags.chunk;
     if (wants_gpu(flags)) {
         GpuOptions gpu{.ordinal = flags.gpu, .memory_budget = 0, .portable = flags.portable};
-        if (!flags.memory_budget.empty()) gpu.memory_budget = parse_bytes(flags.memory_budget);
+        if (!flags.memory_budget.empty()) gpu.memory_budget = parse_bytes("--memory-budget", flags.memory_budget);
         options.gpu = gpu;
     }
     options.choose_kv = flags.kv == "auto";
@@ -181,8 +176,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     Progress progress("weights", "B");
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
-    if (session->gpu() != nullptr)
-        say("{}: {}\n", session->gpu()->info().name, session->memory());
+    if (session->gpu() != nullptr) say("{}: {}\n", session->gpu()->info().name, session->memory());
     return session;
 }
 

@@ -47,6 +47,10 @@ struct DraftFlags {
 void add_draft_flags(Command& cmd, DraftFlags& flags);
 /// Throws Error (usage) naming the flag that is wrong.
 SpeculationOptions speculation_options(const DraftFlags& flags);
+/// "24GiB", "8000 MB", "123456" behind `flag`. Throws Error (usage).
+int64_t parse_bytes(const char* flag, const std::string& text);
+/// Does --device mean a GPU here? Says on stderr why not, where `auto` cannot have the one that is there.
+bool wants_gpu(const ModelFlags& flags);
 /// Where and how the flags want the model to run. Throws Error naming the flag that is wrong.
 SessionOptions session_options(const ModelFlags& flags);
 /// Opens the model (or the demo) with a progress bar; on a GPU prints what its memory is used for. Throws Error naming

@@ -1,6 +1,7 @@
 #include "apps/niah/niah_report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "apps/support/svg.h"
@@ -173,7 +174,7 @@ std::string colour(double share) {
     const double part = share < 0.5 ? 2 * share : 2 * share - 1;
     int rgb[3];
     for (int c = 0; c < 3; ++c)
-        rgb[c] = static_cast<int>(kStops[low][c] + part * (kStops[low + 1][c] - kStops[low][c]) + 0.5);
+        rgb[c] = static_cast<int>(std::lround(kStops[low][c] + part * (kStops[low + 1][c] - kStops[low][c])));
     return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
 }
 

@@ -12,8 +12,6 @@
 
 #include "base/error.h"
 
-extern char** environ;
-
 namespace riptide::apps {
 
 namespace {

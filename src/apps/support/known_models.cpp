@@ -21,8 +21,8 @@ KnownModels known_models() {
     const json::value parsed = parse_json(text, "models/known.json");
     KnownModels out{text_or_none(parsed.at("checked")), text_or_none(parsed.at("how")), {}};
     for (const json::value& entry : parsed.at("models").as_array()) {
-        KnownModel model{text_or_none(entry.at("alias")), text_or_none(entry.at("name")), 0,
-                         text_or_none(entry.at("drafter")), ""};
+        KnownModel model{text_or_none(entry.at("alias")), text_or_none(entry.at("name")),    0,
+                         text_or_none(entry.at("shape")), text_or_none(entry.at("drafter")), ""};
         if (!entry.at("gigabytes").is_null()) model.gigabytes = entry.at("gigabytes").to_number<double>();
         for (const json::value& field : entry.at("unverified").as_array())
             model.unverified += (model.unverified.empty() ? "" : ", ") + std::string(field.as_string());

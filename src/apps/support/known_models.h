@@ -10,6 +10,7 @@ struct KnownModel {
     std::string alias;       // "laguna-xs.2"
     std::string name;        // OWNER/NAME:VARIANT; empty: no repository is recorded
     double gigabytes = 0;    // of its files; 0: not recorded
+    std::string shape;       // SHAPE:TYPE of random_checkpoint() with its tensors; empty: not known
     std::string drafter;     // OWNER/NAME[:VARIANT]; empty: none is recorded
     std::string unverified;  // which of these nobody has checked, a comma between
 };

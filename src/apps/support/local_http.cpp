@@ -179,7 +179,7 @@ std::optional<LocalReply> get_local(const ServerAddress& server, const std::stri
                                             address_of(server), server.port, key);
     const bool tls = !server.tls_ca.empty();
     const auto text = tls ? exchange_tls(fd.get(), request, server) : exchange_plain(fd.get(), request);
-    const auto reply = text ? parse_reply(*text) : std::nullopt;
+    auto reply = text ? parse_reply(*text) : std::nullopt;
     if (!reply && !tls && speaks_tls(server, seconds))
         fail(ErrorKind::unavailable,
              "{} port {}: the server there speaks TLS: give --tls-ca FILE (ps, doctor) or another --port (launch)",

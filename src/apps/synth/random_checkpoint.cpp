@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -119,8 +121,10 @@ std::vector<PlannedTensor> plan_drafter(const DrafterShape& drafter, const std::
         matrix("token_embd.weight", c.vocab_size, D);
         matrix("output.weight", c.draft_vocab_size, D, true);
         PlannedTensor d2t{"dflash.d2t", {c.draft_vocab_size}, DType::i32, 0, {}};
-        for (int64_t i = 0; i < c.draft_vocab_size; ++i)
-            d2t.values.push_back(static_cast<float>(i * c.vocab_size / c.draft_vocab_size - i));
+        for (int64_t i = 0; i < c.draft_vocab_size; ++i) {
+            const int64_t token = i * c.vocab_size / c.draft_vocab_size;
+            d2t.values.push_back(static_cast<float>(token - i));
+        }
         planned.push_back(std::move(d2t));
     }
     for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
@@ -151,12 +155,13 @@ std::vector<std::byte> drafter_facts(const DflashConfig& c, const std::string& n
 
 class RandomCheckpoint : public Checkpoint {
   public:
-    /// facts: a GGUF without tensors.
+    /// facts: a GGUF without tensors. threads: that draw the values; none: they stay zeros.
     RandomCheckpoint(std::vector<std::byte> facts, const std::vector<PlannedTensor>& planned, std::string name,
-                     int threads)
+                     std::optional<int> threads)
         : path_(std::move(name)), image_(std::move(facts)) {
         facts_ = open_gguf_memory(image_, path_);
-        fill(planned, threads);
+        make_pools(planned);
+        if (threads) fill(*threads);
         tensors_.reserve(planned.size());
         for (const PlannedTensor& t : planned) {
             const int64_t each = dtype_info(t.type).block_bytes, bytes = blocks_of(t) * each;
@@ -165,7 +170,7 @@ class RandomCheckpoint : public Checkpoint {
                 data = constant(t);
             } else {
                 Pool& pool = pools_.at({t.type, t.sigma});
-                data = pool.bytes.data() + pool.next * each;
+                data = pool.bytes.get() + pool.next * each;
                 pool.next += kStepBlocks;
             }
             tensors_.push_back({t.name, t.type, t.shape, {data, static_cast<size_t>(bytes)}, path_});
@@ -185,14 +190,18 @@ class RandomCheckpoint : public Checkpoint {
 
   private:
     using Kind = std::pair<DType, float>;  // type and sigma
+    struct Freed {
+        void operator()(std::byte* bytes) const { std::free(bytes); }
+    };
     struct Pool {
-        std::vector<std::byte> bytes;
+        std::unique_ptr<std::byte, Freed> bytes;
         int64_t blocks = 0, next = 0;
     };
 
     static bool is_constant(const PlannedTensor& t) { return t.shape.size() == 1 || t.value != 0; }
 
-    void fill(const std::vector<PlannedTensor>& planned, int threads) {
+    /// Of zeros, whose pages the system makes when they are touched.
+    void make_pools(const std::vector<PlannedTensor>& planned) {
         std::map<Kind, int64_t> count;
         for (const PlannedTensor& t : planned) {
             if (is_constant(t)) continue;
@@ -200,14 +209,22 @@ class RandomCheckpoint : public Checkpoint {
             pool.blocks = std::max(pool.blocks, blocks_of(t));
             ++count[{t.type, t.sigma}];
         }
-        ThreadPool workers(threads);
         for (auto& [kind, pool] : pools_) {
             pool.blocks += count[kind] * kStepBlocks;
+            const int64_t each = dtype_info(kind.first).block_bytes;
+            pool.bytes.reset(
+                static_cast<std::byte*>(std::calloc(static_cast<size_t>(pool.blocks), static_cast<size_t>(each))));
+            RT_CHECK(pool.bytes != nullptr, ErrorKind::system, "{}: no memory for {} bytes", path_, pool.blocks * each);
+        }
+    }
+
+    void fill(int threads) {
+        ThreadPool workers(threads);
+        for (auto& [kind, pool] : pools_) {
             const DType type = kind.first;
             const DTypeInfo& info = dtype_info(type);
             const int64_t each = info.block_bytes, drawn = std::min(pool.blocks, kRandomBlocks), piece = 4096;
-            pool.bytes.resize(static_cast<size_t>(pool.blocks * each));
-            std::byte* const to = pool.bytes.data();
+            std::byte* const to = pool.bytes.get();
             const float sigma = type == DType::f8_e4m3 ? 1.0f : kind.second;
             const int64_t elements = info.block_elements;
             workers.parallel_for((drawn + piece - 1) / piece, 1, [&](int64_t begin, int64_t end, int) {
@@ -246,7 +263,9 @@ class RandomCheckpoint : public Checkpoint {
 
 }  // namespace
 
-std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads, RandomRouting routing) {
+namespace {
+
+std::unique_ptr<Checkpoint> made_up(const std::string& what, std::optional<int> threads, RandomRouting routing) {
     const size_t colon = what.find(':');
     const std::string type = colon == std::string::npos ? "q4_k_m" : what.substr(colon + 1);
     if (type != "fp8") quant_mix_file_type(type);  // throws for unknown ones
@@ -255,6 +274,16 @@ std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threa
              "skewed routing: {} has no routers with biases", shape.name);
     return std::make_unique<RandomCheckpoint>(model_facts(shape), plan_tensors(shape, type, routing), "random:" + what,
                                               threads);
+}
+
+}  // namespace
+
+std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads, RandomRouting routing) {
+    return made_up(what, threads, routing);
+}
+
+std::unique_ptr<Checkpoint> checkpoint_without_values(const std::string& what) {
+    return made_up(what, std::nullopt, RandomRouting::alike);
 }
 
 std::unique_ptr<Checkpoint> random_drafter(const std::string& what, int threads) {

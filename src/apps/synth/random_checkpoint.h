@@ -27,6 +27,10 @@ enum class RandomRouting {
 std::unique_ptr<Checkpoint> random_checkpoint(const std::string& what, int threads,
                                               RandomRouting routing = RandomRouting::alike);
 
+/// The same names, types and shapes without values: all weights are zeros that take no memory until somebody reads them.
+/// For what follows from a model's shape: kernels, memory.
+std::unique_ptr<Checkpoint> checkpoint_without_values(const std::string& what);
+
 /// A DFlash drafter, in the same way: SHAPE:TYPE, of which SHAPE is the target's (find_drafter_shape()). TYPE: q8_0 if
 /// left out, or what quantize makes drafters of; fc and the head are q8_0 at least.
 std::unique_ptr<Checkpoint> random_drafter(const std::string& what, int threads);

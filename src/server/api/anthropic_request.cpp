@@ -209,7 +209,7 @@ void parse_stop_sequences(const Fields& fields, SamplingParams& sampling) {
 std::string session_in_metadata(const Fields& fields) {
     const json::object* metadata = fields.object("metadata");
     if (metadata == nullptr) return {};
-    const std::string user(Fields(*metadata, "metadata.").string("user_id").value_or("").substr(0, 1024));
+    std::string user(Fields(*metadata, "metadata.").string("user_id").value_or("").substr(0, 1024));
     if (!user.starts_with('{')) return user;
     try {
         const json::value parsed = parse_json(user, "metadata.user_id");
