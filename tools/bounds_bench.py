@@ -5,7 +5,8 @@ For every kind of request that makes the server work, at each size in MiB: the r
 peak memory above what it had, and beside it the first token of a short chat by another client (median and worst) as
 against the same without. Then the same request again, and SIGTERM 100 ms behind it: the time until the process is gone.
 Held, or the exit status is 1: memory of 32 times the body and 64 MiB at most; an end 3 s after SIGTERM, the grace time of
-these servers, and half a second. Prints a Markdown table. A server of its own for each line, on the demo model.
+these servers, and half a second; another client's first token at most 50 ms later than alone, for which the machine must
+be quiet. Prints a Markdown table. A server of its own for each line, on the demo model.
 """
 import argparse
 import http.client
@@ -185,6 +186,8 @@ def measure(name, path, make, size):
         wrong.append(f"{peak >> 20} MiB for a body of {len(text) >> 20} MiB")
     if gone > GRACE + 0.5:
         wrong.append(f"{gone:.1f} s from SIGTERM to the end")
+    if ms[2] > ms[0] + 50:
+        wrong.append(f"another client's first token came {ms[2] - ms[0]:.0f} ms later")
     return [f"{name}, {size >> 20} MiB: {what}" for what in wrong]
 
 

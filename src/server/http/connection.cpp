@@ -23,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr std::size_t kReadAtOnce = 16384, kReadOfBody = 65536;
+constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // of a reply, before others get their turn
 constexpr std::chrono::milliseconds kNextLook{200};
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -307,7 +308,9 @@ net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input
     if (keep && in.http_1_0) out += "Connection: keep-alive\r\n";
     if (reply.status != 204) out += fmt::format("Content-Length: {}\r\n", reply.body.size());
     out += "\r\n";
-    if (in.request.method != "HEAD") out += reply.body;
+    if (in.request.method == "HEAD") co_return co_await write(out);
+    if (reply.body.size() > kAtOnce) co_return co_await write(out) && co_await write(reply.body);
+    out += reply.body;
     co_return co_await write(out);
 }
 
@@ -315,15 +318,17 @@ net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input
 net::awaitable<bool> Connection::write(std::string_view bytes) {
     while (!bytes.empty()) {
         // Most of the time the system takes all of it at once, and neither a timer nor the loop is needed.
+        const std::size_t size = std::min(bytes.size(), kAtOnce);
         const auto taken =
-            tls_ ? -1
-                 : ::send(stream_.socket().native_handle(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+            tls_ ? -1 : ::send(stream_.socket().native_handle(), bytes.data(), size, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (taken > 0) {
             bytes.remove_prefix(static_cast<std::size_t>(taken));
+            // A client that reads fast would keep the others waiting for as long as there is something to send.
+            if (!bytes.empty()) co_await net::post(stream_.get_executor(), net::use_awaitable);
             continue;
         }
         stream_.expires_after(shared_.options.write_time);
-        const auto piece = net::buffer(bytes.data(), bytes.size());
+        const auto piece = net::buffer(bytes.data(), size);
         std::tuple<beast::error_code, std::size_t> done;
         if (tls_) done = co_await tls_->async_write_some(piece, kAwait);
         else done = co_await stream_.async_write_some(piece, kAwait);
