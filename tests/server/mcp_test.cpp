@@ -58,7 +58,8 @@ class FakeMcp {
             last_ = text.str();
         }
         ++asked_;
-        for (int i = 0; i < times_ && !ec && !reply_.empty(); ++i) boost::asio::write(socket, boost::asio::buffer(reply_), ec);
+        for (int i = 0; i < times_ && !ec && !reply_.empty(); ++i)
+            boost::asio::write(socket, boost::asio::buffer(reply_), ec);
     }
 
     boost::asio::io_context io_;
@@ -106,8 +107,10 @@ TEST_F(ServerMcp, the_protocols_headers_pass_and_no_others) {
     const std::string body = R"({"jsonrpc":"2.0","id":1,"result":{}})";
     FakeMcp mcp(reply_of("200 OK\r\nContent-Type: application/json\r\nMCP-Session-Id: s-2\r\nSet-Cookie: a=b", body));
     start_with(mcp.url());
-    const Answer answer = ask("POST", kJson + "Authorization: Bearer sesame\r\nCookie: c=d\r\nMcp-Session-Id: s-1\r\n"
-                                              "MCP-Protocol-Version: 2025-06-18\r\nAccept: application/json\r\nX-Other: e\r\n");
+    const Answer answer =
+        ask("POST", kJson +
+                        "Authorization: Bearer sesame\r\nCookie: c=d\r\nMcp-Session-Id: s-1\r\n"
+                        "MCP-Protocol-Version: 2025-06-18\r\nAccept: application/json\r\nX-Other: e\r\n");
     EXPECT_EQ(answer.status, 200) << answer.body;
     EXPECT_EQ(answer.body, body);
     EXPECT_EQ(answer.headers.at("MCP-Session-Id"), "s-2");
@@ -116,7 +119,8 @@ TEST_F(ServerMcp, the_protocols_headers_pass_and_no_others) {
     const std::string seen = mcp.last();
     EXPECT_TRUE(seen.starts_with("POST /mcp?at=1 HTTP/1.1\r\n")) << seen;
     EXPECT_TRUE(seen.ends_with(kPing)) << seen;
-    for (const char* there : {"mcp-session-id: s-1", "mcp-protocol-version: 2025-06-18", "accept: application/json", "127.0.0.1:"})
+    for (const char* there :
+         {"mcp-session-id: s-1", "mcp-protocol-version: 2025-06-18", "accept: application/json", "127.0.0.1:"})
         EXPECT_NE(seen.find(there), std::string::npos) << there << " in " << seen;
     for (const char* absent : {"sesame", "ookie", "X-Other", "x-other", "uthorization"})
         EXPECT_EQ(seen.find(absent), std::string::npos) << absent << " in " << seen;
@@ -177,7 +181,10 @@ TEST_F(ServerMcp, one_that_hangs_stops_no_chat_and_ends_in_time) {
         ASSERT_TRUE(becomes([&] { return mcp.asked() == 5; }));  // 1 before, and all that may wait
     }
     const json::object chat = {{"messages", user_says("Hi")}, {"max_tokens", 2}};
-    EXPECT_EQ(Client(port()).ask("POST", "/v1/chat/completions", json::serialize(chat), kJson + "x-api-key: sesame\r\n").status, 200);
+    EXPECT_EQ(Client(port())
+                  .ask("POST", "/v1/chat/completions", json::serialize(chat), kJson + "x-api-key: sesame\r\n")
+                  .status,
+              200);
     EXPECT_EQ(mcp.asked(), 5) << "more wait than may";
     // Who leaves makes room.
     for (int i = 0; i < 4; ++i) waiting[static_cast<size_t>(i)]->close();
@@ -195,7 +202,8 @@ TEST_F(ServerMcp, only_names_of_the_command_line_for_those_who_may_ask) {
     EXPECT_EQ(ask("POST", kJson).status, 401);
     EXPECT_EQ(ask("DELETE", "").status, 401);
     EXPECT_EQ(ask("POST", "Content-Type: text/plain\r\n" + key).status, 415);
-    for (const std::string& name : {std::string("other"), std::string(), "http:%2F%2F127.0.0.1:" + std::to_string(mcp.port())})
+    for (const std::string& name :
+         {std::string("other"), std::string(), "http:%2F%2F127.0.0.1:" + std::to_string(mcp.port())})
         EXPECT_EQ(ask("POST", kJson + key, name).status, 404) << name;
     EXPECT_EQ(mcp.asked(), 1);
     const Answer props = Client(port()).ask("GET", "/props", "", key);
@@ -213,8 +221,9 @@ TEST(McpServers, are_named_by_a_word_and_an_address) {
     EXPECT_EQ(servers.named.at("b").port, "8080");
     EXPECT_EQ(servers.named.at("b").target, "/?x=/y");
     EXPECT_EQ(servers.named.at("b").authority, "[::1]:8080");
-    for (const char* bad : {"", "x", "=http://h/", "a_b=http://h/", "a b=http://h/", "c=ftp://h/", "c=http://", "c=http:///p", "c=http://u:p@h/",
-                            "c=http://h/ x", "c=http://h/#f", "c=http://h:99999/", "c=http://h\r\nX: y/", "a-1=http://h/"})
+    for (const char* bad : {"", "x", "=http://h/", "a_b=http://h/", "a b=http://h/", "c=ftp://h/", "c=http://",
+                            "c=http:///p", "c=http://u:p@h/", "c=http://h/ x", "c=http://h/#f", "c=http://h:99999/",
+                            "c=http://h\r\nX: y/", "a-1=http://h/"})
         EXPECT_THROW(servers.add(bad), Error) << bad;
     EXPECT_EQ(servers.named.size(), 2u);
 }

@@ -36,8 +36,9 @@ std::string fault_of_mcp(const HttpReply& reply) {
     if (status < 200 || status >= 300) return fmt::format("refuses with status {}{}", status, said_in(reply));
     const bool known = reply.content_type.starts_with("application/json") ||
                        reply.content_type.starts_with("text/event-stream") || reply.body.empty();
-    return known ? "" : fmt::format("answers with '{}', expected application/json or text/event-stream",
-                                    reply.content_type.substr(0, utf8_valid_prefix(reply.content_type)));
+    return known ? ""
+                 : fmt::format("answers with '{}', expected application/json or text/event-stream",
+                               reply.content_type.substr(0, utf8_valid_prefix(reply.content_type)));
 }
 
 }  // namespace

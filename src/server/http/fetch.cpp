@@ -110,9 +110,12 @@ class Exchange {
 
 RemoteUrl parse_url(const std::string& text, const std::string& what) {
     const bool tls = text.starts_with("https://");
-    const auto wrong = [&](const char* why) { fail(ErrorKind::usage, "{}: {}, expected http(s)://HOST/PATH", what, why); };
+    const auto wrong = [&](const char* why) {
+        fail(ErrorKind::usage, "{}: {}, expected http(s)://HOST/PATH", what, why);
+    };
     if (!tls && !text.starts_with("http://")) wrong("no address of HTTP");
-    if (!std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 127; })) wrong("it holds white space or other signs");
+    if (!std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 127; }))
+        wrong("it holds white space or other signs");
     if (text.find('#') != std::string::npos) wrong("it has a fragment (#...)");
     const std::string rest = text.substr(tls ? 8 : 7);
     const std::size_t end = std::min(rest.find_first_of("/?"), rest.size());
