@@ -5,7 +5,7 @@ import { accessible, composer, idle, say, scriptServer, test, until, visit } fro
 
 const kScript = [
   { has: ['<tool_response>'], reasoning: '', answer: 'The tool has answered.' },
-  { has: ['Add'], reasoning: '', answer: '<tool_call>adder__add\n<arg_key>a</arg_key>\n<arg_value>12</arg_value>\n<arg_key>b</arg_key>\n<arg_value>30</arg_value>\n</tool_call>' },
+  { has: ['Add 12'], reasoning: '', answer: '<tool_call>adder__add\n<arg_key>a</arg_key>\n<arg_value>12</arg_value>\n<arg_key>b</arg_key>\n<arg_value>30</arg_value>\n</tool_call>' },
   { reasoning: '', answer: 'Hello.' },
 ];
 
@@ -48,15 +48,17 @@ export async function testMcp(scripted, model) {
     assert.equal(await result.innerText(), 'sum 42\n[image/png: only text can be read]');
     assert.equal(calls()[0].headers['mcp-protocol-version'], '2025-06-18');
     adder.forget(); // the page begins another session
-    await ask(page, 'Add them again.');
-    await until(page, () => document.querySelectorAll('.tool .card').length === 2);
+    await page.getByRole('button', { name: 'New conversation' }).click();
+    await ask(page, 'Add 12 and 30.');
+    await until(page, () => document.querySelectorAll('.tool .card').length === 1 && document.querySelectorAll('.assistant .actions').length === 2);
     await idle(page);
     assert.equal(new Set(calls().map(({ session }) => session)).size, 2);
     await page.getByRole('button', { name: 'Settings' }).click();
     await page.getByRole('button', { name: 'Ask again' }).click();
     await done(page);
     const before = calls().length;
-    await ask(page, 'Add a third time.');
+    await page.getByRole('button', { name: 'New conversation' }).click();
+    await ask(page, 'Add 12 and 30.');
     await run.last().waitFor();
     assert.equal(calls().length, before);
     await page.goto('about:blank');
@@ -78,6 +80,7 @@ export async function testMcp(scripted, model) {
     adder.hang = false;
     assert.match(await card.getByRole('alert').innerText(), /^The call was stopped\. Run it again, or write the result yourself\./);
     await card.getByLabel('Result').fill('42, by hand');
+    await page.waitForTimeout(2000); // it is stored within a second
     await page.reload();
     await page.locator('.sidebar .title').first().click();
     assert.equal(await card.getByLabel('Result').inputValue(), '42, by hand');
