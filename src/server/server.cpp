@@ -57,6 +57,10 @@ struct Server::Impl {
           log(options.log),
           http(options.http, {.door = [this](const HttpRequest& request) { return door(request); },
                               .handle = [this](HttpRequest&& request) { return handle(request); },
+                              .waits =
+                                  [](const HttpRequest& request) {
+                                      return find_route(request.path).route == Route::mcp;
+                                  },
                               .headers = [this](const HttpRequest& request) { return access.cors(request); },
                               .error_body =
                                   [](int status, const std::string& text) {
@@ -103,14 +107,16 @@ struct Server::Impl {
 
 /// From the header alone: refusals, and all that needs no body.
 std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
-    const Known& known = find_route(request.path);
+    const Known& known = find_route(request.path, request.method);
     std::optional<HttpReply> reply;
     try {
         reply = pass(request, known);
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
         if (error.status() == 405)
-            reply->headers.emplace_back("Allow", known.get() ? "GET, HEAD" : std::string(known.method));
+            reply->headers.emplace_back("Allow", known.get()                   ? "GET, HEAD"
+                                                  : known.route == Route::mcp ? "POST, DELETE"
+                                                                              : std::string(known.method));
     } catch (const std::exception&) {
         reply = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
@@ -128,10 +134,10 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
     if (known.get() ? !get : request.method != known.method)
         throw ApiError(405, "this path does not take " + request.method);
-    if (known.without_body()) return about(request, known);
+    if (known.without_body() && known.route != Route::mcp) return about(request, known);
     if (known.admin() && !options.admin)
         throw ApiError(403, "this server does not let clients steer it; riptide serve --admin does");
-    const bool empty = known.admin() && request.header("content-type").empty();
+    const bool empty = known.without_body() || (known.admin() && request.header("content-type").empty());
     if (!empty && !is_json(request.header("content-type")))
         throw ApiError(415, "the body must be JSON, and the request must say so: Content-Type: application/json");
     if (draining) throw not_ready("the server is shutting down");
@@ -178,7 +184,7 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
 }
 
 Outcome Server::Impl::handle(const HttpRequest& request) {
-    const Known& known = find_route(request.path);
+    const Known& known = find_route(request.path, request.method);
     Outcome outcome;
     const auto refuse_with = [&](const ApiError& error) {
         if (error.status() == 500) log.mistake(known.label, error.what());
@@ -227,6 +233,8 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
             return post_tokenize(ctx, request);
         case Route::detokenize:
             return post_detokenize(ctx, request);
+        case Route::mcp:
+            return pass_to_mcp(options.mcp, rest_of(request.path, known), request);
         default:
             return post_apply_template(ctx, request);
     }

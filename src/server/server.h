@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "server/api/generation_request.h"
+#include "server/api/mcp.h"
 #include "server/http/server.h"
 #include "server/request_log.h"
 
@@ -23,6 +24,7 @@ struct ServerOptions {
     SamplingChoice sampling;                   // the command line's: comes before what the model's makers say
     int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
     LogOptions log;
+    McpServers mcp;      // whose tools the page may use
     bool page = true;    // browsers are shown a page at "/"
     bool admin = false;  // clients may pause the engine and give it other weights
 };

@@ -1,5 +1,5 @@
 // riptide's server in front of a model that recites (script_model.h), for tests with real clients.
-// usage: script_server CHECKPOINT SCRIPT.json [--name value ...], with the names below. CHECKPOINT lends tokenizer and
+// usage: script_server CHECKPOINT SCRIPT.json [--name value ...], with the names below, or --mcp NAME=URL. CHECKPOINT lends tokenizer and
 // template. SCRIPT.json: [{"has": [...], "lacks": [...], "anywhere": false, "reasoning": "...", "answer": "...",
 // "numbers": 0}, ...]; see ScriptLine.
 // Says "port N" on stdout; a line on stderr for each answer. Ends on SIGTERM.
@@ -46,7 +46,12 @@ int run(int argc, char** argv) {
     std::map<std::string, int64_t> set = {
         {"--port", 0},        {"--ctx", 32768},     {"--row-us", 0},    {"--step-us", 0}, {"--load-ms", 0},
         {"--max-running", 8}, {"--max-queue", 512}, {"--kv-tokens", 0}, {"--log", 1},     {"--cache", 1}};
+    server::McpServers mcp;
     for (int i = 3; i + 1 < argc; i += 2) {
+        if (argv[i] == std::string_view("--mcp")) {
+            mcp.add(argv[i + 1]);
+            continue;
+        }
         RT_CHECK(set.contains(argv[i]), ErrorKind::usage, "{}: no such setting", argv[i]);
         set[argv[i]] = std::stoll(argv[i + 1]);
     }
@@ -70,6 +75,7 @@ int run(int argc, char** argv) {
     server::ServerOptions options;
     options.http.port = static_cast<int>(set["--port"]);
     options.model = "script";
+    options.mcp = mcp;
     if (set["--log"] != 0)
         options.log = {[](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }, true, false};
 

@@ -3,6 +3,7 @@
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
 import path from 'node:path';
+import { testMcp } from './mcp_test.mjs';
 import { accessible, close, composer, demoServer, fits, idle, say, scriptServer, settings, test, until, visit, work } from './world.mjs';
 
 const [riptide, scripted, model, , shots] = process.argv.slice(2);
@@ -321,4 +322,5 @@ await test('on a phone, in the dark', async () => {
   await page.leave();
 });
 
+await testMcp(scripted, model);
 await close();

@@ -8,7 +8,7 @@ import axe from 'axe-core';
 import { chromium } from 'playwright-core';
 
 export const work = fs.mkdtempSync(path.join(os.tmpdir(), 'riptide-page-'));
-const ends = [() => fs.rmSync(work, { recursive: true, force: true })];
+export const ends = [() => fs.rmSync(work, { recursive: true, force: true })];
 let checks = 0;
 const failures = [];
 

@@ -34,13 +34,13 @@ async function reasonOf(reply) {
 }
 
 /// The reply to a request; throws Refused with the server's own words.
-export async function ask(path, { method = 'GET', body, signal } = {}) {
-  const headers = {};
+export async function ask(path, { method = 'GET', body, signal, headers: more, keepalive } = {}) {
+  const headers = { ...more };
   if (key()) headers.Authorization = `Bearer ${key()}`;
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   let reply;
   try {
-    reply = await fetch(root + path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+    reply = await fetch(root + path, { method, headers, signal, keepalive, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
     throw new Refused('The server cannot be reached. Does riptide serve still run?', 0);

@@ -1,6 +1,7 @@
 // Asks the model for an answer and puts what comes into a node, as it comes.
 import { ask, askJson, eventsOf } from './api.js';
 import { changed } from './hub.js';
+import { callTool, isAllowed, mcpOf, mcpTools } from './mcp.js';
 import { keep, say, state } from './state.js';
 import { addNode, messagesTo } from './tree.js';
 
@@ -21,7 +22,10 @@ export function toolsOf(text) {
   return tools.map((tool) => (tool.name && !tool.type ? { type: 'function', function: tool } : tool));
 }
 
-function bodyFor(conversation, parent) {
+/// MCP servers of a conversation that this server knows.
+const mcpNames = (settings) => (settings.mcp ?? []).filter((name) => state.facts?.mcp_servers?.includes(name));
+
+async function bodyFor(conversation, parent, signal) {
   const { settings } = conversation;
   const body = {
     messages: messagesTo(conversation, parent),
@@ -33,7 +37,9 @@ function bodyFor(conversation, parent) {
   for (const name of kNumbers) if (Number.isFinite(settings[name])) body[name] = settings[name];
   if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === 'on' };
   if (settings.schema?.trim()) body.response_format = { type: 'json_schema', json_schema: { name: 'answer', schema: parsed(settings.schema, 'The schema') } };
-  if (settings.tools?.trim()) body.tools = toolsOf(settings.tools);
+  const own = settings.tools?.trim() ? toolsOf(settings.tools) : [];
+  const tools = [...own, ...(await mcpTools(mcpNames(settings), signal))];
+  if (tools.length) body.tools = tools;
   if (state.facts?.compression) body.compress = { ...(settings.compress ? { mode: settings.compress } : {}), show: true };
   return body;
 }
@@ -109,7 +115,7 @@ async function run(conversation, node, makeBody) {
   say('The model is answering.');
   const endWatch = watchPrompt(conversation, node);
   try {
-    const reply = await ask('v1/chat/completions', { method: 'POST', body: makeBody(), signal: stop.signal });
+    const reply = await ask('v1/chat/completions', { method: 'POST', body: await makeBody(stop.signal), signal: stop.signal });
     const taker = new Taker(node);
     let kept = performance.now();
     for await (const event of eventsOf(reply)) {
@@ -135,11 +141,11 @@ async function run(conversation, node, makeBody) {
 export function answer(conversation, parent) {
   const node = addNode(conversation, parent, { role: 'assistant' });
   if (conversation.settings.schema?.trim()) node.form = true;
-  return run(conversation, node, () => bodyFor(conversation, parent));
+  return run(conversation, node, (signal) => bodyFor(conversation, parent, signal)).then(() => callAllowed(conversation, node));
 }
 
 /// The answer goes on where it ended. Not where it has a form, or calls.
-export const goOn = (conversation, node) => run(conversation, node, () => ({ ...bodyFor(conversation, node.id), continue_final_message: true }));
+export const goOn = (conversation, node) => run(conversation, node, async (signal) => ({ ...(await bodyFor(conversation, node.id, signal)), continue_final_message: true }));
 
 export const stopAnswer = (node) => state.running.get(node.id)?.abort();
 
@@ -151,4 +157,41 @@ export function askUser(conversation, parent, text, files) {
 export function sendResults(conversation, parent, results) {
   const node = addNode(conversation, parent, { role: 'tool', results });
   return answer(conversation, node.id);
+}
+
+/// Sends the results of a node's calls.
+export function sendCalls(conversation, node) {
+  const results = node.calls.map(({ id, name, result }) => ({ id, name, text: result ?? '' }));
+  for (const call of node.calls) delete call.result;
+  return sendResults(conversation, node.id, results);
+}
+
+/// Asks MCP servers for the results of these calls of a node; what fails has a sentence in its `error`. When all calls of
+/// the node have a result they are sent.
+export async function runCalls(conversation, node, calls) {
+  if (state.running.has(node.id) || calls.length === 0) return;
+  const stop = new AbortController();
+  state.running.set(node.id, stop);
+  changed(node);
+  changed(state);
+  for (const call of calls) {
+    delete call.error;
+    try {
+      call.result = await callTool(mcpOf(conversation, call.name), call.arguments, stop.signal);
+    } catch (error) {
+      call.error = stop.signal.aborted ? 'The call was stopped.' : error.message;
+      say(`The call of ${call.name} failed: ${call.error}`);
+    }
+  }
+  state.running.delete(node.id);
+  keep(conversation, true);
+  changed(node);
+  changed(state);
+  if (node.calls.every((call) => call.result !== undefined)) await sendCalls(conversation, node);
+}
+
+/// Those that the user has allowed for good, of an answer that has just come.
+function callAllowed(conversation, node) {
+  if (node.error || node.finish === 'stopped') return undefined;
+  return runCalls(conversation, node, (node.calls ?? []).filter((call) => isAllowed(call.name) && mcpOf(conversation, call.name)));
 }

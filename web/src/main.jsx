@@ -6,6 +6,7 @@ import { Chat } from './chat.jsx';
 import { Connect, copyButtons } from './connect.jsx';
 import { changed, useChanges } from './hub.js';
 import { Live } from './live.jsx';
+import { leave } from './mcp.js';
 import { loadFacts, loadHeads, notify, startConversation, state } from './state.js';
 import './style.css';
 
@@ -89,6 +90,7 @@ onKeyRefused(() => {
   changed(state);
 });
 copyButtons();
+addEventListener('pagehide', leave);
 startConversation();
 loadHeads();
 loadFacts();

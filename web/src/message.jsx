@@ -2,9 +2,10 @@
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { copyFrom } from './clipboard.js';
 import { bytes, count, percent, plural, rate, seconds } from './format.js';
-import { answer, askUser, goOn, sendResults } from './generate.js';
-import { useChanges, watch } from './hub.js';
+import { answer, askUser, goOn, runCalls, sendCalls, sendResults } from './generate.js';
+import { changed, useChanges, watch } from './hub.js';
 import { MarkdownView } from './markdown.js';
+import { allow, isAllowed, mcpOf } from './mcp.js';
 import { keep, state } from './state.js';
 import { JsonTable, valueOf } from './table.jsx';
 import { childrenOf, userText } from './tree.js';
@@ -43,27 +44,48 @@ function pretty(text) {
   }
 }
 
+/// What is asked before an MCP server is.
+function Consent({ conversation, node, call, server }) {
+  return (
+    <>
+      {call.error && <p class="error" role="alert">{call.error} Run it again, or write the result yourself.</p>}
+      <div class="row">
+        <button type="button" onClick={() => runCalls(conversation, node, [call])}>Run on {server}</button>
+        <label class="check">
+          <input type="checkbox" checked={isAllowed(call.name)} onChange={(event) => allow(call.name, event.target.checked)} />
+          Always allow this tool
+        </label>
+      </div>
+    </>
+  );
+}
+
 function Calls({ conversation, node, running, answered }) {
-  const [texts, setTexts] = useState(() => node.calls.map(() => ''));
+  useChanges(state);
   const open = !running && !answered && !node.error;
-  const send = (event) => {
-    event.preventDefault();
-    sendResults(conversation, node.id, node.calls.map((call, i) => ({ id: call.id, name: call.name, text: texts[i] ?? '' })));
+  const type = (call) => (event) => {
+    call.result = event.target.value;
+    keep(conversation);
+    changed(node);
   };
   return (
-    <form class="calls" onSubmit={send}>
-      {node.calls.map((call, i) => (
-        <section class="card" key={call.id} aria-label={`Call of ${call.name}`}>
-          <h3><span class="muted">calls</span> {call.name}</h3>
-          <pre tabindex="0" role="region" aria-label="Arguments"><code>{running ? call.arguments : pretty(call.arguments)}</code></pre>
-          {open && (
-            <label>Result
-              <textarea rows="3" value={texts[i] ?? ''} placeholder="What the tool returns"
-                onInput={(event) => setTexts(node.calls.map((_, at) => (at === i ? event.target.value : texts[at] ?? '')))} />
-            </label>
-          )}
-        </section>
-      ))}
+    <form class="calls" onSubmit={(event) => (event.preventDefault(), sendCalls(conversation, node))}>
+      {node.calls.map((call) => {
+        const mcp = mcpOf(conversation, call.name);
+        return (
+          <section class="card" key={call.id} aria-label={`Call of ${call.name}`}>
+            <h3><span class="muted">calls</span> {call.name}</h3>
+            <pre tabindex="0" role="region" aria-label="Arguments"><code>{running ? call.arguments : pretty(call.arguments)}</code></pre>
+            {running && mcp && node.finish && <p class="hint">Waits for {mcp.server}</p>}
+            {open && mcp && <Consent conversation={conversation} node={node} call={call} server={mcp.server} />}
+            {open && (
+              <label>Result
+                <textarea rows="3" value={call.result ?? ''} placeholder="What the tool returns" onInput={type(call)} />
+              </label>
+            )}
+          </section>
+        );
+      })}
       {open && <button class="primary">{node.calls.length === 1 ? 'Send result' : 'Send results'}</button>}
     </form>
   );

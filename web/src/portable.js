@@ -74,6 +74,8 @@ function faultOf(conversation) {
   if (!isObject(conversation.settings) || !isObject(conversation.chosen)) return 'its settings are missing';
   for (const text of ['system', 'schema', 'tools'])
     if (conversation.settings[text] !== undefined && !isText(conversation.settings[text])) return `its ${text} is no text`;
+  const { mcp } = conversation.settings;
+  if (mcp !== undefined && !(Array.isArray(mcp) && mcp.every(isText))) return 'its MCP servers are no list of names';
   for (const [id, node] of Object.entries(conversation.nodes)) {
     const fault = faultOfNode(node, id, conversation.nodes);
     if (fault) return `message ${id}: ${fault}`;

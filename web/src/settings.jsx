@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { useChanges } from './hub.js';
 import { setSettings, state } from './state.js';
 import { toolsOf } from './generate.js';
+import { allow, allowedOf, connect } from './mcp.js';
 
 const numbers = [
   ['temperature', 'Temperature', '0 is always the most likely token', { min: 0, max: 100, step: 0.1 }],
@@ -60,6 +61,47 @@ function Choice({ name, label, value, options, onChange }) {
   );
 }
 
+/// A server of the command line: whether its tools are offered, which, and which it may run without asking.
+function McpServer({ name, on, onChange }) {
+  const [found, setFound] = useState({});
+  useEffect(() => {
+    if (!on) return undefined;
+    let here = true;
+    const show = (what) => here && setFound(what);
+    show({});
+    connect(name).then((session) => show({ tools: session.tools }), (error) => show({ error: error.message }));
+    return () => (here = false);
+  }, [on]);
+  const { tools, error } = found;
+  const words = error || (tools ? `Tools: ${tools.map((tool) => tool.name).join(', ') || 'none'}` : 'Asking for its tools');
+  return (
+    <li>
+      <label class="check"><input type="checkbox" checked={on} onChange={(event) => onChange(event.target.checked)} /> {name}</label>
+      {on && <p class={error ? 'error' : 'hint'} role={error ? 'alert' : undefined}>{words}</p>}
+      {allowedOf(name).map((called) => (
+        <p class="hint" key={called}>{called} runs without asking. <button type="button" class="link" onClick={() => allow(called, false)}>Ask again</button></p>
+      ))}
+    </li>
+  );
+}
+
+function McpServers({ chosen, onChange }) {
+  useChanges(state);
+  const names = state.facts?.mcp_servers ?? [];
+  if (names.length === 0) return null;
+  return (
+    <fieldset class="field">
+      <legend>MCP servers whose tools the model may call</legend>
+      <ul>
+        {names.map((name) => (
+          <McpServer key={name} name={name} on={chosen.includes(name)}
+            onChange={(yes) => onChange(yes ? [...chosen, name] : chosen.filter((each) => each !== name))} />
+        ))}
+      </ul>
+    </fieldset>
+  );
+}
+
 function Fields({ conversation }) {
   useChanges(conversation);
   const { settings } = conversation;
@@ -87,6 +129,7 @@ function Fields({ conversation }) {
         value={settings.schema} onChange={set('schema')} read={JSON.parse} />
       <JsonField name="tools" label="Tools" hint="Functions that the model may call; you give the results." example={kTools}
         value={settings.tools} onChange={set('tools')} read={toolsOf} />
+      <McpServers chosen={settings.mcp ?? []} onChange={set('mcp')} />
       {state.facts?.compression && (
         <Choice name="compress" label="Long prompts" value={settings.compress} onChange={set('compress')}
           options={[['', 'As the server has it'], ['off', 'Read whole'], ['auto', 'Shorten long ones'], ['always', 'Shorten always']]} />

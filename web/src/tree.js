@@ -3,7 +3,7 @@
 // conversation {id, title, at, updated, settings, nodes: {id: node}, chosen: {id of a node or 'root': id of its child}}
 // node {id, parent, role, at, text}, and
 //   user: files [{name, text}]
-//   assistant: reasoning, thought (seconds), calls [{id, name, arguments}], stats, finish, error, form
+//   assistant: reasoning, thought (seconds), calls [{id, name, arguments; until they are sent: result, error}], stats, finish, error, form
 //   tool: results [{id, name, text}]
 
 export function newId() {

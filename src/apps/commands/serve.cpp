@@ -37,6 +37,7 @@ struct ServerFlags {
     CompressFlags compress;
     EngineOptions engine;
     server::ServerOptions server;
+    std::vector<std::string> mcp;  // NAME=URL
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64, inflight_mib = 0;
     int grace_seconds = 30;
@@ -119,6 +120,7 @@ server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
         "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
         out.http.host);
     out.page = !o.no_page;
+    for (const std::string& server : o.mcp) out.mcp.add(server);
     if (out.model.empty()) out.model = default_name(o.model.model);
     out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
     out.http.inflight_bytes = o.inflight_mib << 20;
@@ -283,6 +285,8 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
         ->capture_default_str();
     cmd.add_flag("--log-content", o.server.log.content, "Log what is asked and answered, too");
     cmd.add_flag("--no-ui", o.no_page, "Show browsers no page at /");
+    cmd.add_option("--mcp", o.mcp, "NAME=URL: an MCP server whose tools the page may use (repeatable)")
+        ->allow_extra_args(false);
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 

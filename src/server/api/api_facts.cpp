@@ -148,7 +148,9 @@ HttpReply get_props(const ApiContext& ctx) {
                           {"laguna_version", info.chat_traits.laguna_version}}},
                         {"compression", describe_compression(info)},
                         {"stop_ids", json::value_from(info.stop_ids)},
-                        {"now", {{"waiting", stats.waiting}, {"running", stats.running}}}};
+                        {"now", {{"waiting", stats.waiting}, {"running", stats.running}}},
+                        {"mcp_servers", json::array()}};
+    for (const auto& [name, url] : ctx.options.mcp.named) out["mcp_servers"].as_array().emplace_back(name);
     describe_defaults(ctx, info.makers, out);
     return reply_of(out);
 }

@@ -34,6 +34,8 @@ constexpr std::array kRoutes = {
 constexpr std::array kWithId = {
     Known{"/models/", Route::model, "GET", "/v1/models/{id}"},
     Known{"/requests/", Route::request, "DELETE", "/v1/requests/{id}"},
+    Known{"/mcp/", Route::mcp, "POST", "/v1/mcp/{name}"},
+    Known{"/mcp/", Route::mcp, "DELETE", "/v1/mcp/{name}"},
 };
 constexpr Known kUnknown{"", Route::none, "GET", "other"};
 
@@ -44,10 +46,15 @@ std::string_view bare_path(std::string_view path) {
 
 }  // namespace
 
-const Known& find_route(std::string_view path) {
+const Known& find_route(std::string_view path, std::string_view method) {
     path = bare_path(path);
-    for (const Known& known : kWithId)
-        if (path.starts_with(known.path)) return known;
+    const Known* other = nullptr;
+    for (const Known& known : kWithId) {
+        if (!path.starts_with(known.path)) continue;
+        if (known.method == method) return known;
+        if (other == nullptr) other = &known;
+    }
+    if (other != nullptr) return *other;
     const auto found =
         std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Known& known) { return known.path == path; });
     return found == kRoutes.end() ? kUnknown : *found;

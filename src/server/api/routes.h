@@ -28,7 +28,8 @@ enum class Route {
     count_tokens,
     pause,
     resume,
-    update_weights
+    update_weights,
+    mcp
 };
 
 struct Known {
@@ -44,9 +45,9 @@ struct Known {
     bool admin() const { return route == Route::pause || route == Route::resume || route == Route::update_weights; }
 };
 
-/// Route::none for a path that is not known. Clients disagree whether their base URL ends in /v1: any number of them in
+/// Route::none for a path that is not known; of several the one that takes `method`, if one does. Clients disagree whether their base URL ends in /v1: any number of them in
 /// front is fine.
-const Known& find_route(std::string_view path);
+const Known& find_route(std::string_view path, std::string_view method = {});
 /// Every route but Route::none: what openapi.json has to describe.
 std::vector<Known> all_routes();
 /// What stands behind the part of the path that is known: an id, its percent-escapes decoded.

@@ -223,7 +223,8 @@ net::awaitable<Outcome> Connection::handle(HttpRequest request) {
     };
     working_ = true;
     watch();
-    Outcome outcome = co_await net::co_spawn(shared_.workers, work, net::use_awaitable);
+    const bool waits = shared_.handlers.waits && shared_.handlers.waits(request);
+    Outcome outcome = co_await net::co_spawn(waits ? shared_.waiters : shared_.workers, work, net::use_awaitable);
     unwatch();
     working_ = false;
     co_return outcome;

@@ -36,6 +36,7 @@ struct HttpShared {
     std::optional<boost::asio::ssl::context> tls;
     HttpHandlers handlers;
     boost::asio::thread_pool workers;
+    boost::asio::thread_pool waiters;
     std::atomic<bool> draining = false;
     HttpRoom room;
 

@@ -83,6 +83,9 @@ struct HttpHandlers {
     std::function<std::optional<HttpReply>(const HttpRequest&)> door;
     /// On a worker thread, several at a time. Must not throw, and should end soon once HttpRequest::stop asks for it.
     std::function<Outcome(HttpRequest&&)> handle;
+    /// Whether `handle` waits for another server: it then has a thread of few that are there for this, so that others
+    /// keep theirs. May be empty.
+    std::function<bool(const HttpRequest&)> waits = {};
     /// Header fields for whatever this request is answered with. On the I/O thread; may be empty.
     std::function<Headers(const HttpRequest&)> headers;
     /// The body of an error that the HTTP server itself has found (400, 408, 413, ...).
