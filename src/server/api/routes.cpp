@@ -30,6 +30,8 @@ constexpr std::array kRoutes = {
     Known{"/pause", Route::pause, "POST", "/pause"},
     Known{"/resume", Route::resume, "POST", "/resume"},
     Known{"/update_weights", Route::update_weights, "POST", "/update_weights"},
+    Known{"/models/load", Route::load_model, "POST", "/models/load"},
+    Known{"/models/unload", Route::unload_model, "POST", "/models/unload"},
 };
 constexpr std::array kWithId = {
     Known{"/models/", Route::model, "GET", "/v1/models/{id}"},
@@ -46,11 +48,11 @@ std::string_view bare_path(std::string_view path) {
 
 const Known& find_route(std::string_view path) {
     path = bare_path(path);
+    for (const Known& known : kRoutes)
+        if (known.path == path) return known;
     for (const Known& known : kWithId)
         if (path.starts_with(known.path)) return known;
-    const auto found =
-        std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Known& known) { return known.path == path; });
-    return found == kRoutes.end() ? kUnknown : *found;
+    return kUnknown;
 }
 
 std::vector<Known> all_routes() {

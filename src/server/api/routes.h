@@ -28,7 +28,9 @@ enum class Route {
     count_tokens,
     pause,
     resume,
-    update_weights
+    update_weights,
+    load_model,
+    unload_model
 };
 
 struct Known {
@@ -41,7 +43,7 @@ struct Known {
     /// Answered from the header alone.
     bool without_body() const { return method != "POST"; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.
-    bool admin() const { return route == Route::pause || route == Route::resume || route == Route::update_weights; }
+    bool admin() const { return route >= Route::pause; }
 };
 
 /// Route::none for a path that is not known. Clients disagree whether their base URL ends in /v1: any number of them in
