@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "base/json.h"
 #include "tests/server/http_client.h"
@@ -316,10 +317,10 @@ TEST_F(ServerModels, each_model_ends_its_own_requests) {
     ASSERT_EQ(on_a.receive_header().status, 200);
     ASSERT_EQ(on_b.receive_header().status, 200);
     for (const json::value& request : get("/v1/requests").object().at("data").as_array())
-        if (request.at("model") == "b")
-            EXPECT_EQ(Client(port()).ask("DELETE", "/v1/requests/" + std::string(request.at("id").as_string()), "", "")
-                          .status,
-                      200);
+        if (request.at("model") == "b") {
+            const std::string path = "/v1/requests/" + std::string(request.at("id").as_string());
+            EXPECT_EQ(Client(port()).ask("DELETE", path, "", "").status, 200);
+        }
     EXPECT_NE(on_b.receive_rest().body.find("the request was cancelled"), std::string::npos);
     EXPECT_EQ(on_a.receive_rest().body.find("cancelled"), std::string::npos) << "it has the same number in its engine";
 }

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kMostListBytes = 1 << 20, kMostNameBytes = 200;
+constexpr int64_t kMostModelListBytes = 1 << 20, kMostNameBytes = 200;
 
 int64_t bytes_of_model(const std::string& path) {
     std::error_code ec;
@@ -128,7 +128,7 @@ void check_listed_name(const std::string& name, const std::string& file) {
 }
 
 std::vector<ListedModel> models_of_file(const std::string& file, const std::string& hub) {
-    const json::value list = parse_json(read_file(file, kMostListBytes), file);
+    const json::value list = parse_json(read_file(file, kMostModelListBytes), file);
     RT_CHECK(list.is_object(), ErrorKind::usage, "{}: expected an object, {{\"models\": ...}}", file);
     for (const auto& [key, value] : list.get_object())
         RT_CHECK(key == "models" || key == "default", ErrorKind::usage, "{}: {}: unknown key; expected models, default",
