@@ -21,9 +21,7 @@ class EngineFamilies {
   public:
     EngineFamilies(std::string& out, const std::vector<EngineFacts>& engines) : out_(out), engines_(engines) {}
 
-    void head(std::string_view name, std::string_view help, std::string_view type) {
-        put_head(out_, name, help, type);
-    }
+    void head(std::string_view name, std::string_view help, std::string_view type) { put_head(out_, name, help, type); }
     /// `more`: further labels, `slot="1"`.
     template <class Number>
     void sample(std::string_view name, const EngineFacts& engine, const std::string& more, Number value) {
@@ -32,7 +30,7 @@ class EngineFamilies {
     }
     /// A family without labels of its own; `value`: a member of EngineStats or EngineInfo.
     template <class Facts, class Number>
-    void single(std::string_view name, std::string_view help, std::string_view type, Number Facts::* value) {
+    void single(std::string_view name, std::string_view help, std::string_view type, Number Facts::*value) {
         head(name, help, type);
         for (const EngineFacts& engine : engines_) sample(name, engine, "", static_cast<const Facts&>(engine).*value);
     }
@@ -44,7 +42,7 @@ class EngineFamilies {
             for (const auto& [word, value] : values)
                 sample(name, engine, fmt::format("{}=\"{}\"", label, word), engine.*value);
     }
-    void by_slot(std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::* count) {
+    void by_slot(std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
         head(name, help, "counter");
         for (const EngineFacts& engine : engines_)
             for (size_t i = 0; i < engine.draft_slots.size(); ++i)
@@ -76,30 +74,33 @@ void engine_part(EngineFamilies& f, bool drafts) {
     f.single("answers_failed_total", "Answers that went wrong", "counter", &EngineStats::failed);
     f.single("prompt_tokens_total", "Tokens of prompts", "counter", &EngineStats::prompt_tokens);
     f.single("prompt_cached_tokens_total", "Tokens of prompts that the prefix cache held", "counter",
-           &EngineStats::cached_tokens);
+             &EngineStats::cached_tokens);
     f.single("requests_scoring", "Requests whose prompts are with the scorer", "gauge", &EngineStats::scoring);
     f.single("prompts_compressed_total", "Prompts of which only a part was read", "counter", &EngineStats::compressed);
-    f.single("prompt_scored_tokens_total", "Tokens that the scorer read for them", "counter", &EngineStats::scored_tokens);
+    f.single("prompt_scored_tokens_total", "Tokens that the scorer read for them", "counter",
+             &EngineStats::scored_tokens);
     f.single("prompt_dropped_tokens_total", "Tokens that were left out", "counter", &EngineStats::dropped_tokens);
     f.single("answer_tokens_total", "Tokens of answers", "counter", &EngineStats::answer_tokens);
-    f.single("formed_rows_total", "Rows of structured output that the device drew for", "counter", &EngineStats::formed_rows);
+    f.single("formed_rows_total", "Rows of structured output that the device drew for", "counter",
+             &EngineStats::formed_rows);
     f.single("masks_aside_total", "Masks that took so long that another thread found them out", "counter",
-           &EngineStats::masks_aside);
-    f.single("mask_steps_most", "Most work on masks in one step on the engine's thread", "gauge", &EngineStats::most_mask_steps);
+             &EngineStats::masks_aside);
+    f.single("mask_steps_most", "Most work on masks in one step on the engine's thread", "gauge",
+             &EngineStats::most_mask_steps);
     f.single("preemptions_total", "Times that an answer had to give up its K/V", "counter", &EngineStats::preempted);
     f.single("recomputed_rows_total", "Rows computed again after that", "counter", &EngineStats::recomputed_rows);
     f.single("kv_pages", "Pages of K/V", "gauge", &EngineStats::pages);
     f.single("kv_pages_free", "Pages of K/V that nobody uses", "gauge", &EngineStats::free_pages);
     f.single("kv_pages_cached", "Pages of K/V that the prefix cache holds, partly filled ones too", "gauge",
-           &EngineStats::cached_pages);
+             &EngineStats::cached_pages);
     f.labelled("cache_tier_bytes", "Bytes of the prefix cache", "gauge", "tier",
                {{"checkpoints", &EngineStats::checkpoint_bytes},
                 {"host", &EngineStats::host_tier_bytes},
                 {"disk", &EngineStats::disk_tier_bytes}});
     f.single("cache_damaged_records_total", "Records of the disk tier that were damaged", "counter",
-           &EngineStats::damaged_records);
+             &EngineStats::damaged_records);
     f.single("cache_failed_writes_total", "Records that could not be written to the disk tier", "counter",
-           &EngineStats::failed_writes);
+             &EngineStats::failed_writes);
     f.single("steps_total", "Steps of the engine", "counter", &EngineStats::steps);
     f.labelled("rows_total", "Rows of steps", "counter", "kind",
                {{"decode", &EngineStats::decode_rows}, {"prefill", &EngineStats::prefill_rows}});

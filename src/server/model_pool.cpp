@@ -128,8 +128,7 @@ std::vector<ModelStatus> ModelPool::list() const {
     const std::lock_guard lock(mutex_);
     std::vector<ModelStatus> out;
     for (const Entry& entry : models_)
-        out.push_back(
-            {entry.name, entry.state, entry.state == ModelState::failed ? entry.reason : "", entry.info});
+        out.push_back({entry.name, entry.state, entry.state == ModelState::failed ? entry.reason : "", entry.info});
     return out;
 }
 
@@ -172,8 +171,7 @@ void ModelPool::load(Lock& lock, Entry& entry) {
     }
     lock.lock();
     if (!model)
-        return ended(entry, ModelState::failed,
-                     fmt::format("the model '{}' cannot be loaded: {}", entry.name, reason));
+        return ended(entry, ModelState::failed, fmt::format("the model '{}' cannot be loaded: {}", entry.name, reason));
     entry.info = model->engine->info();
     entry.bytes = std::max(entry.bytes, entry.info->memory_bytes);
     entry.model = std::move(model);

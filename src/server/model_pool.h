@@ -90,9 +90,9 @@ class ModelPool {
         std::string name;
         int64_t bytes = 0;
         ModelState state = ModelState::unloaded;
-        std::string reason = {};   // why the last attempt to load it came to nothing
-        int64_t attempts = 0;      // that have ended
-        bool no_room = false;      // the last one found none: others were in use
+        std::string reason = {};  // why the last attempt to load it came to nothing
+        int64_t attempts = 0;     // that have ended
+        bool no_room = false;     // the last one found none: others were in use
         int64_t leases = 0, looks = 0, waiting = 0;
         Clock::time_point used = {};  // last
         std::unique_ptr<const ServedModel> model = nullptr;

@@ -6,9 +6,9 @@
 #include "base/percent.h"
 #include "server/access.h"
 #include "server/api/api.h"
-#include "server/openapi/openapi.h"
 #include "server/api/routes.h"
 #include "server/model_pool.h"
+#include "server/openapi/openapi.h"
 #include "server/page/page.h"
 #include "text/utf8.h"
 
@@ -64,15 +64,14 @@ struct Server::Impl {
                  options.allowed_hosts, options.cors_origins),
           responses(options.stored_bytes),
           log(options.log),
-          pool(options.several.models.empty() ? nullptr
-                                              : std::make_unique<ModelPool>(options.several, make_served())),
+          pool(options.several.models.empty() ? nullptr : std::make_unique<ModelPool>(options.several, make_served())),
           http(http_options(options), {.door = [this](const HttpRequest& request) { return door(request); },
-                              .handle = [this](HttpRequest&& request) { return handle(request); },
-                              .headers = [this](const HttpRequest& request) { return access.cors(request); },
-                              .error_body =
-                                  [](int status, const std::string& text) {
-                                      return error_body(ApiError(status, text), ErrorShape::openai);
-                                  }}) {}
+                                       .handle = [this](HttpRequest&& request) { return handle(request); },
+                                       .headers = [this](const HttpRequest& request) { return access.cors(request); },
+                                       .error_body =
+                                           [](int status, const std::string& text) {
+                                               return error_body(ApiError(status, text), ErrorShape::openai);
+                                           }}) {}
 
     std::optional<HttpReply> door(const HttpRequest& request);
     std::optional<HttpReply> pass(const HttpRequest& request, const Known& known);
@@ -82,19 +81,9 @@ struct Server::Impl {
         RequestDefaults counted = model->defaults;
         counted.work = &work;
         counted.received = request.received;
-        return {model,
-                *model->engine,
-                options,
-                std::move(counted),
-                metrics,
-                responses,
-                live,
-                log,
-                access.isolation(request),
-                session_in_headers(request),
-                known.label,
-                request.body,
-                work};
+        return {model,       *model->engine, options, std::move(counted),        metrics,
+                responses,   live,           log,     access.isolation(request), session_in_headers(request),
+                known.label, request.body,   work};
     }
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
@@ -222,8 +211,7 @@ HttpReply Server::Impl::props(const HttpRequest& request, const Known& known) {
 
 ServedModel Server::Impl::served(const std::string& name, Engine& engine) const {
     ServedModel out{name, nullptr, &engine, options.defaults};
-    out.defaults.sampling =
-        settle_sampling(options.defaults.sampling, options.sampling, engine.info().makers).params;
+    out.defaults.sampling = settle_sampling(options.defaults.sampling, options.sampling, engine.info().makers).params;
     return out;
 }
 

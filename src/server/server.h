@@ -29,7 +29,8 @@ struct ServerOptions {
     bool admin = false;  // clients may pause the engine and give it other weights
 };
 
-/// Listens from construction on, and says 503 until it has an engine, or several models. All functions may be called from any thread.
+/// Listens from construction on, and says 503 until it has an engine, or several models. All functions may be called
+/// from any thread.
 class Server {
   public:
     /// Throws Error (usage, unavailable): options, or the address cannot be bound.

@@ -36,8 +36,8 @@ class ServerMistakes : public ServerTest {
             WorkBudget work;
             const auto model = std::make_shared<const server::ServedModel>(
                 server::ServedModel{.name = "x", .own = nullptr, .engine = engine.get(), .defaults = {}});
-            const server::ApiContext ctx{model, *engine, options, options.defaults, metrics,      responses, live,
-                                         log,   "",      "",      "/x",             request.body, work};
+            const server::ApiContext ctx{model, *engine, options, options.defaults, metrics, responses, live, log,
+                                         "",    "",      "/x",    request.body,     work};
             server::start(ctx, asked, shape, "messages", "id", reply);
             return reply;
         };

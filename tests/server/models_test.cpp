@@ -28,10 +28,18 @@ class Loader {
         const std::lock_guard lock(mutex_);
         return loads_[name];
     }
-    void hold(const std::string& name) { change([&] { held_.insert(name); }); }
-    void release(const std::string& name) { change([&] { held_.erase(name); }); }
-    void breaks(const std::string& name) { change([&] { broken_.insert(name); }); }
-    void mend(const std::string& name) { change([&] { broken_.erase(name); }); }
+    void hold(const std::string& name) {
+        change([&] { held_.insert(name); });
+    }
+    void release(const std::string& name) {
+        change([&] { held_.erase(name); });
+    }
+    void breaks(const std::string& name) {
+        change([&] { broken_.insert(name); });
+    }
+    void mend(const std::string& name) {
+        change([&] { broken_.erase(name); });
+    }
 
   private:
     void change(const std::function<void()>& what) {
@@ -72,7 +80,7 @@ class ServerModels : public ::testing::Test {
     }
     Answer ask(const std::string& model) { return post("/v1/completions", short_answer(model)); }
     static json::object long_answer(const std::string& model) {
-        return {{"model", model},       {"prompt", "x"},  {"max_tokens", 900},
+        return {{"model", model},     {"prompt", "x"},  {"max_tokens", 900},
                 {"ignore_eos", true}, {"stream", true}, {"temperature", 1}};
     }
     std::string state(const std::string& model) {
@@ -124,8 +132,7 @@ TEST_F(ServerModels, many_first_requests_load_once) {
     start();
     std::vector<std::thread> clients;
     std::atomic<int> answered = 0;
-    for (int i = 0; i < 8; ++i)
-        clients.emplace_back([&] { answered += ask(i % 2 == 0 ? "a" : "b").status == 200; });
+    for (int i = 0; i < 8; ++i) clients.emplace_back([&] { answered += ask(i % 2 == 0 ? "a" : "b").status == 200; });
     for (std::thread& client : clients) client.join();
     EXPECT_EQ(answered, 8);
     EXPECT_EQ(loader.loads("a"), 1);

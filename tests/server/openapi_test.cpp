@@ -2,8 +2,8 @@
 #include <set>
 
 #include "base/json.h"
-#include "server/openapi/openapi.h"
 #include "server/api/routes.h"
+#include "server/openapi/openapi.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

@@ -170,8 +170,8 @@ void announce_several(const server::ServerOptions& options, int port, LogWriter&
     log.write(fmt::format("default {}: for requests that name {}", several.models.front().name,
                           options.strict_model ? "no model" : "none of these"));
     log.write(fmt::format("access  {}", access_line(options)));
-    log.write(fmt::format("ready   {}/v1   metrics {}/metrics{}", url, url,
-                          options.page ? "   page " + url + "/" : ""));
+    log.write(
+        fmt::format("ready   {}/v1   metrics {}/metrics{}", url, url, options.page ? "   page " + url + "/" : ""));
 }
 
 int serve(ServerFlags o) {
@@ -211,7 +211,8 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--host", o.server.http.host, "Address to listen on")->capture_default_str();
     cmd.add_option("--port", o.server.http.port, "0: any that is free")->check(Range(0, 65535))->capture_default_str();
     cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
-    cmd.add_option("--models", o.models, "Several models, each loaded when asked for: a folder, or a JSON file (docs/server.md)");
+    cmd.add_option("--models", o.models,
+                   "Several models, each loaded when asked for: a folder, or a JSON file (docs/server.md)");
     cmd.add_option("--models-memory", o.models_memory_mib,
                    "MiB for weights and K/V of all; 0: what the GPU has free, or 3/4 of the machine's")
         ->check(Range(int64_t{0}, int64_t{1} << 32))

@@ -103,10 +103,10 @@ server::PoolOptions several_models(const ServerFlags& o, DiskWarnings& warnings,
         try {
             auto engine = open_server_engine(flags_of(o, *model), warnings, log);
             const EngineInfo info = engine->info();
-            log.write(fmt::format(
-                "loaded  {} in {:.1f} s   context {} tokens, K/V for {} tokens, {} of weights and K/V", name,
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(),
-                grouped(info.context_length), grouped(info.kv_tokens), human_bytes(info.memory_bytes)));
+            log.write(
+                fmt::format("loaded  {} in {:.1f} s   context {} tokens, K/V for {} tokens, {} of weights and K/V",
+                            name, std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(),
+                            grouped(info.context_length), grouped(info.kv_tokens), human_bytes(info.memory_bytes)));
             return engine;
         } catch (const Error& error) {
             log.write(fmt::format("failed  {}: {}", name, error.what()));

@@ -24,7 +24,7 @@ struct ServerFlags {
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64, inflight_mib = 0;
     int grace_seconds = 30;
-    std::string models;            // of several; empty: there is one
+    std::string models;             // of several; empty: there is one
     int64_t models_memory_mib = 0;  // 0: default_models_memory()
     int64_t keep_alive = 0;         // seconds; 0: for ever
     bool allow_no_auth = false, quiet = false, no_page = false;

@@ -53,8 +53,8 @@ std::vector<ListedModel> models_in_folder(const std::string& folder) {
     RT_CHECK(!out.empty(), ErrorKind::no_input,
              "--models {}: no model in this folder; expected .gguf files, or folders with a config.json", folder);
     std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-    const auto same = std::adjacent_find(out.begin(), out.end(),
-                                         [](const auto& a, const auto& b) { return a.name == b.name; });
+    const auto same =
+        std::adjacent_find(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name == b.name; });
     RT_CHECK(same == out.end(), ErrorKind::usage,
              "--models {}: two models have the name '{}'; rename one, or name them in a JSON file", folder, same->name);
     return out;
