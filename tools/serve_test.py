@@ -306,6 +306,58 @@ def idle_connections(count=10_000):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def several_models():
+    """Two models by name: which one answers, what each costs, and lists that are wrong."""
+    folder = work / "models"
+    folder.mkdir()
+    demo = ROOT / "models/demo/laguna-demo.gguf"
+    shutil.copy(demo, folder / "one.gguf")
+    shutil.copy(demo, folder / "two.gguf")
+    models = folder / "models.json"
+    text = {"models": {"first": {"model": "one.gguf", "context": 512},
+                       "second": {"model": "two.gguf", "drafter": "ngram"}}, "default": "second"}
+    models.write_text(json.dumps(text))
+    question = {"prompt": "x", "max_tokens": 4, "temperature": 0}
+    port = free_port()
+    server = start_server(port, "--models", str(models), "--admin")
+    try:
+        states = lambda: {m["id"]: m["state"] for m in get(port, "/v1/models")[1]["data"]}
+        expect(states() == {"second": "unloaded", "first": "unloaded"}, f"nothing is loaded yet: {states()}")
+        expect(post(port, "/v1/completions", question)["model"] == "second", "the default answers")
+        expect(states() == {"second": "ready", "first": "unloaded"}, f"and is loaded alone: {states()}")
+        replies = [post(port, "/v1/completions", question | {"model": name}) for name in ("first", "second")]
+        expect([r["model"] for r in replies] == ["first", "second"], f"each answers by its name: {replies}")
+        expect(replies[0]["choices"][0]["text"] == replies[1]["choices"][0]["text"], "the same weights say the same")
+        contexts = {m["id"]: m["context_length"] for m in get(port, "/v1/models")[1]["data"]}
+        expect(contexts == {"first": 512, "second": 2048}, f"the list's context, and the command line's: {contexts}")
+        expect(post(port, "/models/unload", {"model": "first"})["state"] == "unloaded", "one is put away")
+        expect(post(port, "/v1/completions", question | {"model": "first"})["model"] == "first", "and comes back")
+    finally:
+        stop(server)
+    port = free_port()
+    server = start_server(port, "--models", str(folder), "--cache-dir", str(work / "models-cache"))
+    try:
+        expect([m["id"] for m in get(port, "/v1/models")[1]["data"]] == ["one", "two"], "a folder's models")
+        for name in ("two", "one"):
+            expect(post(port, "/v1/completions", question | {"model": name})["model"] == name, f"{name} answers")
+        expect(sorted(p.name for p in (work / "models-cache").iterdir()) == ["one", "two"], "each has a cache of its own")
+    finally:
+        stop(server)
+    for wrong, said in [({"models": {"m": {"model": "none.gguf"}}}, "models.m.model: none.gguf"),
+                        ({"models": {"m": {"model": "one.gguf", "speed": 1}}}, "models.m.speed: unknown key"),
+                        ({"models": {"m": {"model": "one.gguf", "context": "4K"}}}, "models.m.context is"),
+                        ({"models": {"m": {"model": "one.gguf", "kv": "q3"}}}, "models.m: --kv q3"),
+                        ({"models": {"m": {"model": "one.gguf"}}, "default": "n"}, 'default: "n"'),
+                        ({"models": {}}, "models: expected"), ([], "expected an object")]:
+        models.write_text(json.dumps(wrong))
+        refused = run("serve", "--models", models, "--port", free_port())
+        expect(refused.returncode != 0 and said in refused.stderr, f"{wrong}: {refused.stderr}")
+    refused = run("serve", demo, "--models", folder)
+    expect(refused.returncode == 64 and "leave out" in refused.stderr, f"MODEL and --models: {refused.stderr}")
+    refused = run("serve", "--keep-alive", 3)
+    expect(refused.returncode == 64 and "need --models" in refused.stderr, f"--keep-alive alone: {refused.stderr}")
+
+
 def completion():
     for shell in ["bash", "zsh", "fish"]:
         text = run("completion", shell).stdout
@@ -368,7 +420,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [guide, launch, ps_and_doctor, systemd, signals_and_pipes, idle_connections, completion, haproxy]:
+for part in [guide, launch, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion, haproxy]:
     try:
         part()
     except Exception as error:

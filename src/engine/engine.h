@@ -64,6 +64,7 @@ struct EngineInfo {
     int64_t version = 1;         // of the weights: 1, and one more with each reload
     int64_t context_length = 0;  // tokens of prompt and answer together
     int64_t kv_tokens = 0;
+    int64_t memory_bytes = 0;  // of weights and K/V; on a GPU of all that the engine has there
     int32_t max_running = 0, chunk_rows = 0;
     int threads = 0;
     DType k_dtype = DType::f16, v_dtype = DType::f16;

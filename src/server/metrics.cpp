@@ -16,64 +16,99 @@ void single(std::string& out, std::string_view name, std::string_view help, std:
     out += fmt::format("riptide_{} {}\n", name, value);
 }
 
-void draft_part(std::string& out, const EngineStats& s) {
-    single(out, "drafted_tokens_total", "Drafted tokens that were checked", "counter", s.drafted_rows);
-    single(out, "accepted_tokens_total", "Of them, accepted", "counter", s.accepted_rows);
-    const auto by_slot = [&](std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
-        put_head(out, name, help, "counter");
-        for (size_t i = 0; i < s.draft_slots.size(); ++i)
-            out += fmt::format("riptide_{}{{slot=\"{}\"}} {}\n", name, i + 1, s.draft_slots[i].*count);
-    };
-    by_slot("draft_slot_reached_total", "Steps with a drafted token in this place, and all before it accepted",
-            &EngineStats::DraftSlot::reached);
-    by_slot("draft_slot_accepted_total", "Of them, steps in which it was accepted too",
-            &EngineStats::DraftSlot::accepted);
+/// The families of engines: in each one sample an engine, told apart by `model` where a server may have several.
+class EngineFamilies {
+  public:
+    EngineFamilies(std::string& out, const std::vector<EngineFacts>& engines) : out_(out), engines_(engines) {}
+
+    void head(std::string_view name, std::string_view help, std::string_view type) { put_head(out_, name, help, type); }
+    /// `more`: further labels, `slot="1"`.
+    template <class Number>
+    void sample(std::string_view name, const EngineFacts& engine, const std::string& more, Number value) {
+        const std::string labels = engine.label + (engine.label.empty() || more.empty() ? "" : ",") + more;
+        out_ += fmt::format("riptide_{}{} {}\n", name, labels.empty() ? "" : "{" + labels + "}", value);
+    }
+    /// A family without labels of its own; `value`: a member of EngineStats or EngineInfo.
+    template <class Facts, class Number>
+    void single(std::string_view name, std::string_view help, std::string_view type, Number Facts::*value) {
+        head(name, help, type);
+        for (const EngineFacts& engine : engines_) sample(name, engine, "", static_cast<const Facts&>(engine).*value);
+    }
+    /// One with a label, and what stands for each of its values.
+    void labelled(std::string_view name, std::string_view help, std::string_view type, std::string_view label,
+                  std::initializer_list<std::pair<std::string_view, int64_t EngineStats::*>> values) {
+        head(name, help, type);
+        for (const EngineFacts& engine : engines_)
+            for (const auto& [word, value] : values)
+                sample(name, engine, fmt::format("{}=\"{}\"", label, word), engine.*value);
+    }
+    void by_slot(std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
+        head(name, help, "counter");
+        for (const EngineFacts& engine : engines_)
+            for (size_t i = 0; i < engine.draft_slots.size(); ++i)
+                sample(name, engine, fmt::format("slot=\"{}\"", i + 1), engine.draft_slots[i].*count);
+    }
+
+  private:
+    std::string& out_;
+    const std::vector<EngineFacts>& engines_;
+};
+
+void draft_part(EngineFamilies& f) {
+    f.single("drafted_tokens_total", "Drafted tokens that were checked", "counter", &EngineStats::drafted_rows);
+    f.single("accepted_tokens_total", "Of them, accepted", "counter", &EngineStats::accepted_rows);
+    f.by_slot("draft_slot_reached_total", "Steps with a drafted token in this place, and all before it accepted",
+              &EngineStats::DraftSlot::reached);
+    f.by_slot("draft_slot_accepted_total", "Of them, steps in which it was accepted too",
+              &EngineStats::DraftSlot::accepted);
 }
 
-void engine_part(std::string& out, const EngineStats& s, const EngineInfo& info) {
-    single(out, "requests_waiting", "Answers that wait for their turn", "gauge", s.waiting);
-    single(out, "requests_running", "Answers that are being made", "gauge", s.running);
-    single(out, "requests_running_limit", "Answers that can be made at a time", "gauge", info.max_running);
-    single(out, "requests_submitted_total", "Requests that the engine has taken", "counter", s.submitted);
-    single(out, "requests_refused_total", "Requests that found the queue full", "counter", s.refused);
-    single(out, "answers_finished_total", "Answers that are complete", "counter", s.finished);
-    single(out, "answers_cancelled_total", "Answers that nobody waited for", "counter", s.cancelled);
-    single(out, "answers_failed_total", "Answers that went wrong", "counter", s.failed);
-    single(out, "prompt_tokens_total", "Tokens of prompts", "counter", s.prompt_tokens);
-    single(out, "prompt_cached_tokens_total", "Tokens of prompts that the prefix cache held", "counter",
-           s.cached_tokens);
-    single(out, "requests_scoring", "Requests whose prompts are with the scorer", "gauge", s.scoring);
-    single(out, "prompts_compressed_total", "Prompts of which only a part was read", "counter", s.compressed);
-    single(out, "prompt_scored_tokens_total", "Tokens that the scorer read for them", "counter", s.scored_tokens);
-    single(out, "prompt_dropped_tokens_total", "Tokens that were left out", "counter", s.dropped_tokens);
-    single(out, "answer_tokens_total", "Tokens of answers", "counter", s.answer_tokens);
-    single(out, "formed_rows_total", "Rows of structured output that the device drew for", "counter", s.formed_rows);
-    single(out, "masks_aside_total", "Masks that took so long that another thread found them out", "counter",
-           s.masks_aside);
-    single(out, "mask_steps_most", "Most work on masks in one step on the engine's thread", "gauge", s.most_mask_steps);
-    single(out, "preemptions_total", "Times that an answer had to give up its K/V", "counter", s.preempted);
-    single(out, "recomputed_rows_total", "Rows computed again after that", "counter", s.recomputed_rows);
-    single(out, "kv_pages", "Pages of K/V", "gauge", s.pages);
-    single(out, "kv_pages_free", "Pages of K/V that nobody uses", "gauge", s.free_pages);
-    single(out, "kv_pages_cached", "Pages of K/V that the prefix cache holds, partly filled ones too", "gauge",
-           s.cached_pages);
-    put_head(out, "cache_tier_bytes", "Bytes of the prefix cache", "gauge");
-    out += fmt::format("riptide_cache_tier_bytes{{tier=\"checkpoints\"}} {}\n", s.checkpoint_bytes);
-    out += fmt::format("riptide_cache_tier_bytes{{tier=\"host\"}} {}\n", s.host_tier_bytes);
-    out += fmt::format("riptide_cache_tier_bytes{{tier=\"disk\"}} {}\n", s.disk_tier_bytes);
-    single(out, "cache_damaged_records_total", "Records of the disk tier that were damaged", "counter",
-           s.damaged_records);
-    single(out, "cache_failed_writes_total", "Records that could not be written to the disk tier", "counter",
-           s.failed_writes);
-    single(out, "steps_total", "Steps of the engine", "counter", s.steps);
-    put_head(out, "rows_total", "Rows of steps", "counter");
-    out += fmt::format("riptide_rows_total{{kind=\"decode\"}} {}\n", s.decode_rows);
-    out += fmt::format("riptide_rows_total{{kind=\"prefill\"}} {}\n", s.prefill_rows);
-    if (!s.draft_slots.empty()) draft_part(out, s);
-    single(out, "step_seconds_total", "Time of all steps", "counter", s.step_seconds);
-    single(out, "step_host_seconds_total", "Of it, on the host", "counter", s.host_seconds);
-    single(out, "context_tokens", "Tokens that a prompt and its answer may have", "gauge", info.context_length);
-    single(out, "weights_version", "1, and one more with each reload", "gauge", s.version);
+void engine_part(EngineFamilies& f, bool drafts) {
+    f.single("requests_waiting", "Answers that wait for their turn", "gauge", &EngineStats::waiting);
+    f.single("requests_running", "Answers that are being made", "gauge", &EngineStats::running);
+    f.single("requests_running_limit", "Answers that can be made at a time", "gauge", &EngineInfo::max_running);
+    f.single("requests_submitted_total", "Requests that the engine has taken", "counter", &EngineStats::submitted);
+    f.single("requests_refused_total", "Requests that found the queue full", "counter", &EngineStats::refused);
+    f.single("answers_finished_total", "Answers that are complete", "counter", &EngineStats::finished);
+    f.single("answers_cancelled_total", "Answers that nobody waited for", "counter", &EngineStats::cancelled);
+    f.single("answers_failed_total", "Answers that went wrong", "counter", &EngineStats::failed);
+    f.single("prompt_tokens_total", "Tokens of prompts", "counter", &EngineStats::prompt_tokens);
+    f.single("prompt_cached_tokens_total", "Tokens of prompts that the prefix cache held", "counter",
+             &EngineStats::cached_tokens);
+    f.single("requests_scoring", "Requests whose prompts are with the scorer", "gauge", &EngineStats::scoring);
+    f.single("prompts_compressed_total", "Prompts of which only a part was read", "counter", &EngineStats::compressed);
+    f.single("prompt_scored_tokens_total", "Tokens that the scorer read for them", "counter",
+             &EngineStats::scored_tokens);
+    f.single("prompt_dropped_tokens_total", "Tokens that were left out", "counter", &EngineStats::dropped_tokens);
+    f.single("answer_tokens_total", "Tokens of answers", "counter", &EngineStats::answer_tokens);
+    f.single("formed_rows_total", "Rows of structured output that the device drew for", "counter",
+             &EngineStats::formed_rows);
+    f.single("masks_aside_total", "Masks that took so long that another thread found them out", "counter",
+             &EngineStats::masks_aside);
+    f.single("mask_steps_most", "Most work on masks in one step on the engine's thread", "gauge",
+             &EngineStats::most_mask_steps);
+    f.single("preemptions_total", "Times that an answer had to give up its K/V", "counter", &EngineStats::preempted);
+    f.single("recomputed_rows_total", "Rows computed again after that", "counter", &EngineStats::recomputed_rows);
+    f.single("kv_pages", "Pages of K/V", "gauge", &EngineStats::pages);
+    f.single("kv_pages_free", "Pages of K/V that nobody uses", "gauge", &EngineStats::free_pages);
+    f.single("kv_pages_cached", "Pages of K/V that the prefix cache holds, partly filled ones too", "gauge",
+             &EngineStats::cached_pages);
+    f.labelled("cache_tier_bytes", "Bytes of the prefix cache", "gauge", "tier",
+               {{"checkpoints", &EngineStats::checkpoint_bytes},
+                {"host", &EngineStats::host_tier_bytes},
+                {"disk", &EngineStats::disk_tier_bytes}});
+    f.single("cache_damaged_records_total", "Records of the disk tier that were damaged", "counter",
+             &EngineStats::damaged_records);
+    f.single("cache_failed_writes_total", "Records that could not be written to the disk tier", "counter",
+             &EngineStats::failed_writes);
+    f.single("steps_total", "Steps of the engine", "counter", &EngineStats::steps);
+    f.labelled("rows_total", "Rows of steps", "counter", "kind",
+               {{"decode", &EngineStats::decode_rows}, {"prefill", &EngineStats::prefill_rows}});
+    if (drafts) draft_part(f);
+    f.single("step_seconds_total", "Time of all steps", "counter", &EngineStats::step_seconds);
+    f.single("step_host_seconds_total", "Of it, on the host", "counter", &EngineStats::host_seconds);
+    f.single("context_tokens", "Tokens that a prompt and its answer may have", "gauge", &EngineInfo::context_length);
+    f.single("weights_version", "1, and one more with each reload", "gauge", &EngineStats::version);
 }
 
 }  // namespace
@@ -125,11 +160,21 @@ void Metrics::answered(const Done& done) {
         between_tokens_.add(done.timings.decode / static_cast<double>(done.usage.completion - 1));
 }
 
-std::string Metrics::page(const Engine* engine, int64_t connections) const {
+EngineFacts engine_facts(const ModelLease& model, bool labelled) {
+    EngineFacts facts{{model->engine->stats()}, {model->engine->info()}, ""};
+    if (!labelled) return facts;
+    for (const char c : model->name) facts.label += c == '"' || c == '\\' ? std::string{'\\', c} : std::string(1, c);
+    facts.label = "model=\"" + facts.label + "\"";
+    return facts;
+}
+
+std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections) const {
     std::string out;
-    single(out, "ready", "1 once the model is loaded", "gauge", engine != nullptr ? 1 : 0);
+    single(out, "ready", "1 once requests can be answered", "gauge", ready ? 1 : 0);
     single(out, "connections", "Open connections", "gauge", connections);
-    if (engine != nullptr) engine_part(out, engine->stats(), engine->info());
+    EngineFamilies families(out, engines);
+    const auto drafts = [](const EngineFacts& engine) { return !engine.draft_slots.empty(); };
+    if (!engines.empty()) engine_part(families, std::any_of(engines.begin(), engines.end(), drafts));
     const std::lock_guard lock(mutex_);
     put_head(out, "http_replies_total", "Replies by route and status", "counter");
     for (const auto& [key, count] : replies_)

@@ -11,8 +11,15 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "server/model_pool.h"
 
 namespace riptide::server {
+
+/// Of one engine, at one time.
+struct EngineFacts : EngineStats, EngineInfo {
+    std::string label;  // model="..." of its samples, or none
+};
+EngineFacts engine_facts(const ModelLease& model, bool labelled);
 
 /// Thread-safe.
 class Metrics {
@@ -27,8 +34,8 @@ class Metrics {
     /// An answer is complete.
     void answered(const Done& done);
 
-    /// The whole page. `engine` null: still loading.
-    std::string page(const Engine* engine, int64_t connections) const;
+    /// The whole page; `engines`: of what is loaded.
+    std::string page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections) const;
 
   private:
     struct Histogram {

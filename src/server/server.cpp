@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <atomic>
 
+#include "base/percent.h"
 #include "server/access.h"
 #include "server/api/api.h"
-#include "server/openapi/openapi.h"
 #include "server/api/routes.h"
+#include "server/model_pool.h"
+#include "server/openapi/openapi.h"
 #include "server/page/page.h"
 #include "text/utf8.h"
 
@@ -46,6 +48,13 @@ ApiError not_ready(const std::string& message) {
     return error;
 }
 
+/// A request that waits for its model holds a worker; as many as ever are work on.
+HttpOptions http_options(const ServerOptions& o) {
+    HttpOptions out = o.http;
+    if (!o.several.models.empty()) out.worker_threads += o.several.most_waiting;
+    return out;
+}
+
 }  // namespace
 
 struct Server::Impl {
@@ -55,52 +64,59 @@ struct Server::Impl {
                  options.allowed_hosts, options.cors_origins),
           responses(options.stored_bytes),
           log(options.log),
-          http(options.http, {.door = [this](const HttpRequest& request) { return door(request); },
-                              .handle = [this](HttpRequest&& request) { return handle(request); },
-                              .waits =
-                                  [](const HttpRequest& request) {
-                                      return find_route(request.path).route == Route::mcp;
-                                  },
-                              .headers = [this](const HttpRequest& request) { return access.cors(request); },
-                              .error_body =
-                                  [](int status, const std::string& text) {
-                                      return error_body(ApiError(status, text), ErrorShape::openai);
-                                  }}) {}
+          pool(options.several.models.empty() ? nullptr : std::make_unique<ModelPool>(options.several, make_served())),
+          http(http_options(options),
+               {.door = [this](const HttpRequest& request) { return door(request); },
+                .handle = [this](HttpRequest&& request) { return handle(request); },
+                .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
+                .headers = [this](const HttpRequest& request) { return access.cors(request); },
+                .error_body =
+                    [](int status, const std::string& text) {
+                        return error_body(ApiError(status, text), ErrorShape::openai);
+                    }}) {}
 
     std::optional<HttpReply> door(const HttpRequest& request);
     std::optional<HttpReply> pass(const HttpRequest& request, const Known& known);
     Outcome handle(const HttpRequest& request);
     Outcome dispatch(const HttpRequest& request, const Known& known);
-    ApiContext context(Engine& on, const HttpRequest& request, const Known& known, WorkBudget& work) {
-        RequestDefaults counted = defaults;
+    ApiContext context(const ModelLease& model, const HttpRequest& request, const Known& known, WorkBudget& work) {
+        RequestDefaults counted = model->defaults;
         counted.work = &work;
         counted.received = request.received;
-        return {on,
-                options,
-                std::move(counted),
-                metrics,
-                responses,
-                live,
-                log,
-                access.isolation(request),
-                session_in_headers(request),
-                known.label,
-                request.body,
-                work};
+        return {model,       *model->engine, options, std::move(counted),        metrics,
+                responses,   live,           log,     access.isolation(request), session_in_headers(request),
+                known.label, request.body,   work};
     }
+    bool ready() const { return pool || only != nullptr; }
     bool broken() const;
     HttpReply health() const;
     HttpReply hello(const HttpRequest& request, const Known& known) const;
     HttpReply about(const HttpRequest& request, const Known& known);
+    HttpReply props(const HttpRequest& request, const Known& known);
+    ServedModel served(const std::string& name, Engine& engine) const;
+    ModelPool::Make make_served() const {
+        return [this](const std::string& name, std::unique_ptr<Engine> engine) {
+            ServedModel out = served(name, *engine);
+            out.own = std::move(engine);
+            return out;
+        };
+    }
+    std::vector<ModelStatus> models() const;
+    /// Null: it is still being loaded.
+    ModelLease only_model() const { return {ModelLease(), only.load()}; }
+    std::string pooled(std::string_view asked) const;
+    ModelLease model_for(const HttpRequest& request, const json::object& body, WorkBudget& work);
+    HttpReply steer_model(const json::object& body, const Known& known, WorkBudget& work);
 
     const ServerOptions options;
-    RequestDefaults defaults;  // with what the engine's model says; nobody reads them before there is an engine
     const Access access;
     Metrics metrics;
     ResponseStore responses;
     LiveRequests live;
     RequestLog log;
-    std::atomic<Engine*> engine = nullptr;
+    ServedModel loaded;  // nobody reads it before `only` points there
+    std::atomic<const ServedModel*> only = nullptr;
+    std::unique_ptr<ModelPool> pool;  // of several; null: there is only one
     std::atomic<bool> draining = false, failed = false;
     HttpServer http;  // last: it calls the others
 };
@@ -114,9 +130,9 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
         if (error.status() == 405)
-            reply->headers.emplace_back("Allow", known.get()                   ? "GET, HEAD"
-                                                  : known.route == Route::mcp ? "POST, DELETE"
-                                                                              : std::string(known.method));
+            reply->headers.emplace_back("Allow", known.get()                 ? "GET, HEAD"
+                                                 : known.route == Route::mcp ? "POST, DELETE"
+                                                                             : std::string(known.method));
     } catch (const std::exception&) {
         reply = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
@@ -141,19 +157,20 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (!empty && !is_json(request.header("content-type")))
         throw ApiError(415, "the body must be JSON, and the request must say so: Content-Type: application/json");
     if (draining) throw not_ready("the server is shutting down");
-    if (engine == nullptr) throw not_ready("the model is being loaded");
+    if (!ready()) throw not_ready("the model is being loaded");
     return std::nullopt;
 }
 
 /// The engine has ended: it said so, or refused a request for it.
 bool Server::Impl::broken() const {
-    const Engine* const loaded = engine;
-    return failed || (loaded != nullptr && loaded->stats().broken);
+    if (failed || (pool && pool->broken())) return true;
+    const ServedModel* const model = only;
+    return model != nullptr && model->engine->stats().broken;
 }
 
 HttpReply Server::Impl::health() const {
     if (broken()) return {500, R"({"status":"failed"})"};
-    if (!draining && engine != nullptr) return {200, R"({"status":"ok"})"};
+    if (!draining && ready()) return {200, R"({"status":"ok"})"};
     HttpReply reply{503, draining ? R"({"status":"draining"})" : R"({"status":"loading"})"};
     reply.headers.emplace_back("Retry-After", "2");
     return reply;
@@ -169,18 +186,73 @@ HttpReply Server::Impl::hello(const HttpRequest& request, const Known& known) co
 }
 
 HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
-    Engine* const loaded = engine;
-    if (known.route == Route::metrics)
-        return {200, metrics.page(loaded, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
+    if (known.route == Route::metrics) {
+        std::vector<EngineFacts> engines;
+        if (pool)
+            for (const ModelLease& model : pool->loaded()) engines.push_back(engine_facts(model, true));
+        else if (const ModelLease model = only_model()) engines.push_back(engine_facts(model, false));
+        return {200, metrics.page(ready(), engines, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
+    }
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
-    if (loaded == nullptr) throw not_ready("the model is being loaded");
+    if (!ready()) throw not_ready("the model is being loaded");
+    if (known.route == Route::models) return get_models(models());
+    if (known.route == Route::model) return get_model(models(), rest_of(request.path, known));
+    if (known.route == Route::requests) return get_requests(live, access.isolation(request));
+    if (known.route == Route::request)
+        return delete_request(live, access.isolation(request), rest_of(request.path, known));
+    return props(request, known);
+}
+
+/// Of several models: of the one that the query names, which is loaded for it.
+HttpReply Server::Impl::props(const HttpRequest& request, const Known& known) {
     WorkBudget work;
-    const ApiContext ctx = context(*loaded, request, known, work);
-    if (known.route == Route::models) return get_models(ctx);
-    if (known.route == Route::model) return get_model(ctx, rest_of(request.path, known));
-    if (known.route == Route::requests) return get_requests(ctx);
-    if (known.route == Route::request) return delete_request(ctx, rest_of(request.path, known));
-    return get_props(ctx);
+    if (!pool) return get_props(context(only_model(), request, known, work));
+    const std::string name = pooled(percent_decoded(query_value(request.query, "model")));
+    const ModelLease model = pool->look(name);
+    if (!model) throw not_ready(fmt::format("the model '{}' is being loaded", name));
+    return get_props(context(model, request, known, work));
+}
+
+ServedModel Server::Impl::served(const std::string& name, Engine& engine) const {
+    ServedModel out{name, nullptr, &engine, options.defaults};
+    out.defaults.sampling = settle_sampling(options.defaults.sampling, options.sampling, engine.info().makers).params;
+    return out;
+}
+
+std::vector<ModelStatus> Server::Impl::models() const {
+    if (pool) return pool->list();
+    return {{options.model, ModelState::ready, "", only.load()->engine->info()}};
+}
+
+/// The model of several that a request means which asks for this name.
+std::string Server::Impl::pooled(std::string_view asked) const {
+    const std::string name(asked);
+    if (pool->has(name)) return name;
+    if (name.empty() || !options.strict_model) return pool->first();
+    std::string known;
+    for (const ModelStatus& model : pool->list()) known += (known.empty() ? "'" : ", '") + model.name + "'";
+    throw unknown_model(name, known);
+}
+
+ModelLease Server::Impl::model_for(const HttpRequest& request, const json::object& body, WorkBudget& work) {
+    if (!pool) return only_model();
+    const Fields fields(body);
+    RequestDefaults counted;
+    counted.work = &work;
+    counted.received = request.received;
+    parse_timeout(fields, counted);  // of which the wait for the model is a part
+    return pool->lease(pooled(fields.string("model").value_or("")), work);
+}
+
+HttpReply Server::Impl::steer_model(const json::object& body, const Known& known, WorkBudget& work) {
+    const std::string name(Fields(body).filled("model"));
+    get_model(models(), name);  // throws for a name that there is not
+    const bool load = known.route == Route::load_model;
+    if (!load && !pool)
+        refuse("model", "model: '{}' is the only one here and stays; riptide serve --models has several", name);
+    if (load && pool) pool->lease(name, work);
+    if (!load) pool->unload(name);
+    return get_model(models(), name);
 }
 
 Outcome Server::Impl::handle(const HttpRequest& request) {
@@ -211,32 +283,34 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
 Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
     WorkBudget work(WorkBudget::kSteps, request.stop);
     work.look();  // it may have waited for a worker longer than its client did
-    const ApiContext ctx = context(*engine, request, known, work);
+    if (known.route == Route::mcp) return pass_to_mcp(options.mcp, rest_of(request.path, known), request);
+    const bool nothing = known.admin() && request.body.empty();
+    json::object body = nothing ? json::object() : parse_body(request.body);
+    if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
+    const ApiContext ctx = context(model_for(request, body, work), request, known, work);
     switch (known.route) {
         case Route::chat:
-            return post_chat(ctx, request);
+            return post_chat(ctx, std::move(body));
         case Route::completions:
-            return post_completion(ctx, request);
+            return post_completion(ctx, std::move(body));
         case Route::responses:
-            return post_responses(ctx, request);
+            return post_responses(ctx, std::move(body));
         case Route::messages:
-            return post_messages(ctx, request);
+            return post_messages(ctx, std::move(body));
         case Route::count_tokens:
-            return post_count_tokens(ctx, request);
+            return post_count_tokens(ctx, std::move(body));
         case Route::pause:
-            return post_pause(ctx, request);
+            return post_pause(ctx, body, request.query);
         case Route::resume:
             return post_resume(ctx);
         case Route::update_weights:
-            return post_update_weights(ctx, request);
+            return post_update_weights(ctx, body);
         case Route::tokenize:
-            return post_tokenize(ctx, request);
+            return post_tokenize(ctx, std::move(body));
         case Route::detokenize:
-            return post_detokenize(ctx, request);
-        case Route::mcp:
-            return pass_to_mcp(options.mcp, rest_of(request.path, known), request);
+            return post_detokenize(ctx, body);
         default:
-            return post_apply_template(ctx, request);
+            return post_apply_template(ctx, std::move(body));
     }
 }
 
@@ -245,11 +319,8 @@ Server::~Server() = default;
 
 int Server::port() const { return impl_->http.port(); }
 void Server::serve(Engine& engine) {
-    const ServerOptions& options = impl_->options;
-    impl_->defaults = options.defaults;
-    impl_->defaults.sampling =
-        settle_sampling(options.defaults.sampling, options.sampling, engine.info().makers).params;
-    impl_->engine = &engine;
+    impl_->loaded = impl_->served(impl_->options.model, engine);
+    impl_->only = &impl_->loaded;
 }
 bool Server::engine_failed() const { return impl_->broken(); }
 

@@ -9,13 +9,15 @@
 #include "server/api/generation_request.h"
 #include "server/api/mcp.h"
 #include "server/http/server.h"
+#include "server/model_pool.h"
 #include "server/request_log.h"
 
 namespace riptide::server {
 
 struct ServerOptions {
     HttpOptions http;
-    std::string model;                         // its name in the API
+    std::string model;                         // its name in the API; not of several
+    PoolOptions several;                       // models that are loaded when they are asked for, or none
     bool strict_model = false;                 // other names are refused, not taken for this model
     std::vector<std::string> api_keys;         // none: everybody may ask
     std::vector<std::string> allowed_hosts;    // further names in Host and Origin headers
@@ -29,7 +31,8 @@ struct ServerOptions {
     bool admin = false;  // clients may pause the engine and give it other weights
 };
 
-/// Listens from construction on, and says 503 until it has an engine. All functions may be called from any thread.
+/// Listens from construction on, and says 503 until it has an engine, or several models. All functions may be called
+/// from any thread.
 class Server {
   public:
     /// Throws Error (usage, unavailable): options, or the address cannot be bound.
@@ -40,7 +43,7 @@ class Server {
     Server& operator=(const Server&) = delete;
 
     int port() const;
-    /// The model is loaded. The engine must outlive the server.
+    /// The model is loaded. The engine must outlive the server. REQUIRES that there are not several.
     void serve(Engine& engine);
     /// The engine has ended by itself (its device failed): the process should too.
     bool engine_failed() const;

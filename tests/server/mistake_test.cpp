@@ -34,8 +34,10 @@ class ServerMistakes : public ServerTest {
             server::GenerationRequest asked;
             asked.prompts.emplace_back(chat("Hi")).sampling.max_tokens = 3;
             WorkBudget work;
-            const server::ApiContext ctx{*engine, options, options.defaults, metrics, responses, live, log, "",
-                                         "",      "/x",    request.body,     work};
+            const auto model = std::make_shared<const server::ServedModel>(
+                server::ServedModel{.name = "x", .own = nullptr, .engine = engine.get(), .defaults = {}});
+            const server::ApiContext ctx{model, *engine, options, options.defaults, metrics, responses, live, log,
+                                         "",    "",      "/x",    request.body,     work};
             server::start(ctx, asked, shape, "messages", "id", reply);
             return reply;
         };
@@ -47,8 +49,8 @@ class ServerMistakes : public ServerTest {
                                          .error_body = [](int, const std::string& text) { return text; }});
             answer = Client(http.port()).ask("POST", "/x", "{}");
         }
-        page = metrics.page(nullptr, 0);
-        EXPECT_TRUE(live.everybodys().empty());
+        page = metrics.page(true, {}, 0);
+        EXPECT_TRUE(live.list("").empty());
         return answer;
     }
 

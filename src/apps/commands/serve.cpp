@@ -8,12 +8,13 @@
 #include <thread>
 
 #include "apps/commands/commands.h"
+#include "apps/commands/serve_engine.h"
 #include "apps/flags/compress_flags.h"
 #include "apps/flags/flags.h"
 #include "apps/flags/model_flags.h"
 #include "apps/support/demo_model.h"
-#include "apps/support/environment.h"
 #include "apps/support/log_writer.h"
+#include "apps/support/model_list.h"
 #include "apps/support/model_store.h"
 #include "apps/support/systemd.h"
 #include "apps/support/terminal.h"
@@ -21,8 +22,6 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "engine/engine.h"
-#include "engine/prompt/loaded_text.h"
-#include "models/dflash_config.h"
 #include "server/access.h"
 #include "server/server.h"
 #include "text/chat/chat_messages.h"
@@ -30,19 +29,6 @@
 namespace riptide::apps {
 
 namespace {
-
-struct ServerFlags {
-    ModelFlags model;
-    DraftFlags draft;
-    CompressFlags compress;
-    EngineOptions engine;
-    server::ServerOptions server;
-    std::vector<std::string> mcp;  // NAME=URL
-    std::string key_file, reasoning = "auto", log_format = "text", template_kwargs;
-    int64_t cache_ram_mib = 4096, cache_disk_gib = 64, inflight_mib = 0;
-    int grace_seconds = 30;
-    bool allow_no_auth = false, quiet = false, no_page = false;
-};
 
 /// One key a line, without the white space round it, which no HTTP header can carry; empty lines and lines that begin
 /// with # are skipped.
@@ -58,43 +44,6 @@ void read_keys(const std::string& path, std::vector<std::string>& keys) {
         if (!line.empty() && line[0] != '#') keys.push_back(line);
     }
     RT_CHECK(keys.size() > before, "{}: no API key in it; expected one a line", path);
-}
-
-/// What is wrong with the disk cache, in the log: at once, then once in kPause, so that a full disk does not fill it.
-class DiskWarnings {
-  public:
-    explicit DiskWarnings(LogWriter& log) : log_(log) {}
-    ~DiskWarnings() {
-        if (unsaid_ > 0) log_.write(fmt::format("cache   {} ({} more like it)", last_, unsaid_));
-    }
-    DiskWarnings(const DiskWarnings&) = delete;
-    DiskWarnings& operator=(const DiskWarnings&) = delete;
-    /// One thread at a time.
-    void hear(const std::string& problem) {
-        last_ = problem;
-        ++unsaid_;
-        const auto now = std::chrono::steady_clock::now();
-        if (said_ && now - *said_ < kPause) return;
-        const std::string more = unsaid_ > 1 ? fmt::format(" ({} more like it)", unsaid_ - 1) : "";
-        log_.write(fmt::format("cache   {}{}", problem, more));
-        said_ = now;
-        unsaid_ = 0;
-    }
-
-  private:
-    static constexpr std::chrono::minutes kPause{10};
-    LogWriter& log_;
-    std::string last_;
-    int64_t unsaid_ = 0;
-    std::optional<std::chrono::steady_clock::time_point> said_;
-};
-
-/// "laguna-xs.2-q4_k_m" of a path.
-std::string default_name(const std::string& path) {
-    if (path.empty()) return "laguna-demo";
-    std::filesystem::path name = std::filesystem::path(path).lexically_normal();
-    if (!name.has_filename()) name = name.parent_path();
-    return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
 }
 
 json::object template_kwargs(const std::string& text) {
@@ -121,6 +70,11 @@ server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
         out.http.host);
     out.page = !o.no_page;
     for (const std::string& server : o.mcp) out.mcp.add(server);
+    RT_CHECK(o.models.empty() || (o.model.model.empty() && out.model.empty()), ErrorKind::usage,
+             "--models {} has the models and their names: leave out {}", o.models,
+             out.model.empty() ? o.model.model : "--alias");
+    RT_CHECK(!o.models.empty() || (o.models_memory_mib == 0 && o.keep_alive == 0), ErrorKind::usage,
+             "--models-memory and --keep-alive need --models");
     if (out.model.empty()) out.model = default_name(o.model.model);
     out.defaults.template_kwargs = template_kwargs(o.template_kwargs);
     out.http.inflight_bytes = o.inflight_mib << 20;
@@ -134,34 +88,6 @@ server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
         throw Error(error.what(), ErrorKind::usage);
     }
     return out;
-}
-
-EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, int64_t total) {
-    EngineOptions out = o.engine;
-    static_cast<SessionOptions&>(out) = session_options(o.model);
-    out.speculation = speculation_options(o.draft);
-    out.compression = compression_options(o.compress);
-    out.scorer = open_scorer(o.compress, o.model);
-    out.host_cache_bytes = o.cache_ram_mib << 20;
-    out.disk_cache_bytes = o.cache_disk_gib << 30;
-    if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
-    return out;
-}
-
-std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log) {
-    auto checkpoint = open_model(o.model);
-    refuse_dflash(*checkpoint);
-    RT_CHECK(has_tokenizer(*checkpoint),
-             "{}: no tokenizer, so the server could not say a word; riptide run --tokens takes ids and prints ids",
-             checkpoint->path());
-    int64_t total = 0;
-    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
-    Progress progress("weights", "B");
-    EngineOptions options = server_engine_options(o, progress, total);
-    options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
-    options.on_disk_news = [&log](const std::string& news) { log.write("cache   " + news); };
-    options.digests = digests_file();
-    return std::make_unique<Engine>(std::move(checkpoint), options);
 }
 
 std::string url_of(const server::HttpOptions& http, int port) {
@@ -179,6 +105,10 @@ std::string template_defaults(const server::RequestDefaults& defaults, const Gen
         out += fmt::format("{}{} {} ({})", out.empty() ? "" : ", ", std::string_view(name), json::serialize(value),
                            own.contains(name) ? "command line" : makers.source);
     return out;
+}
+
+std::string access_line(const server::ServerOptions& options) {
+    return options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key";
 }
 
 void announce(const Engine& engine, const server::ServerOptions& options, bool demo, int port, double seconds,
@@ -216,7 +146,7 @@ void announce(const Engine& engine, const server::ServerOptions& options, bool d
     if (const std::string variables = template_defaults(options.defaults, info.makers); !variables.empty())
         say("chat    {} for the template, where a request does not say", variables);
     if (!info.chat) say("chat    none: {}", info.no_chat);
-    say("access  {}", options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key");
+    say("access  {}", access_line(options));
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics{}", seconds, url, url,
         options.page ? "   page " + url + "/" : "");
     if (!options.http.unix_socket.empty()) return;
@@ -227,6 +157,24 @@ void announce(const Engine& engine, const server::ServerOptions& options, bool d
     say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
 }
 
+/// The first lines of a server with several models.
+void announce_several(const server::ServerOptions& options, int port, LogWriter& log) {
+    const server::PoolOptions& several = options.several;
+    std::string names;
+    for (const auto& model : several.models) names += (names.empty() ? "" : ", ") + model.name;
+    const std::string url = url_of(options.http, port);
+    log.write(fmt::format("models  {}: loaded when asked for, {} of weights and K/V at most{}", names,
+                          human_bytes(several.memory_bytes),
+                          several.keep_alive.count() > 0
+                              ? fmt::format(", gone after {} s unused", several.keep_alive / std::chrono::seconds(1))
+                              : ""));
+    log.write(fmt::format("default {}: for requests that name {}", several.models.front().name,
+                          options.strict_model ? "no model" : "none of these"));
+    log.write(fmt::format("access  {}", access_line(options)));
+    log.write(
+        fmt::format("ready   {}/v1   metrics {}/metrics{}", url, url, options.page ? "   page " + url + "/" : ""));
+}
+
 int serve(ServerFlags o) {
     o.model.model = resolve_model(o.model.model, o.model.hub);
     catch_interrupts();
@@ -234,16 +182,21 @@ int serve(ServerFlags o) {
     ::signal(SIGPIPE, SIG_IGN);  // nor is a reader of the log that has gone
     const auto begun = std::chrono::steady_clock::now();
     LogWriter log;
-    const server::ServerOptions options = server_options(o, log);
+    server::ServerOptions options = server_options(o, log);
     DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
     std::unique_ptr<Engine> engine;  // outlives the server
+    if (!o.models.empty()) options.several = several_models(o, warnings, log);
     server::Server server(options);
-    engine = open_server_engine(o, warnings, log);
-    server.serve(*engine);
-    announce(*engine, options, o.model.model.empty(), server.port(),
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
+    if (o.models.empty()) {
+        engine = open_server_engine(o, warnings, log);
+        server.serve(*engine);
+        announce(*engine, options, o.model.model.empty(), server.port(),
+                 std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
+    } else {
+        announce_several(options, server.port(), log);
+    }
     Systemd systemd;
-    systemd.ready(fmt::format("{} on port {}", options.model, server.port()));
+    systemd.ready(fmt::format("{} on port {}", o.models.empty() ? options.model : o.models, server.port()));
     while (!interrupted() && !server.engine_failed()) {
         systemd.alive();
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -259,6 +212,15 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--host", o.server.http.host, "Address to listen on")->capture_default_str();
     cmd.add_option("--port", o.server.http.port, "0: any that is free")->check(Range(0, 65535))->capture_default_str();
     cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
+    cmd.add_option("--models", o.models,
+                   "Several models, each loaded when asked for: a folder, or a JSON file (docs/server.md)");
+    cmd.add_option("--models-memory", o.models_memory_mib,
+                   "MiB for weights and K/V of all; 0: what the GPU has free, or 3/4 of the machine's")
+        ->check(Range(int64_t{0}, int64_t{1} << 32))
+        ->capture_default_str();
+    cmd.add_option("--keep-alive", o.keep_alive, "Seconds until an unused one is put away; 0: never")
+        ->check(Range(int64_t{0}, int64_t{1} << 31))
+        ->capture_default_str();
     cmd.add_flag("--strict-model", o.server.strict_model, "Refuse other names; else any name means this model");
     cmd.add_option("--api-key", o.server.api_keys, "Who asks must send this key (repeatable; others can see it in ps)")
         ->allow_extra_args(false);

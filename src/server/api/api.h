@@ -9,13 +9,15 @@
 #include "server/api/response_store.h"
 #include "server/http/message.h"
 #include "server/metrics.h"
+#include "server/model_pool.h"
 #include "server/server.h"
 
 namespace riptide::server {
 
 /// What a request is answered with, and for whom.
 struct ApiContext {
-    Engine& engine;
+    ModelLease model;  // held until the reply has ended
+    Engine& engine;    // its own
     const ServerOptions& options;
     RequestDefaults defaults;  // of `options`, with what the model's makers say and this request's `work`
     Metrics& metrics;
@@ -30,24 +32,29 @@ struct ApiContext {
 };
 
 // All throw ApiError, or Error as Engine::submit does.
-Outcome post_chat(const ApiContext& ctx, const HttpRequest& request);
-Outcome post_completion(const ApiContext& ctx, const HttpRequest& request);
-Outcome post_responses(const ApiContext& ctx, const HttpRequest& request);
-Outcome post_messages(const ApiContext& ctx, const HttpRequest& request);
-HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request);
-HttpReply post_pause(const ApiContext& ctx, const HttpRequest& request);
+Outcome post_chat(const ApiContext& ctx, json::object body);
+Outcome post_completion(const ApiContext& ctx, json::object body);
+Outcome post_responses(const ApiContext& ctx, json::object body);
+Outcome post_messages(const ApiContext& ctx, json::object body);
+HttpReply post_count_tokens(const ApiContext& ctx, json::object body);
+HttpReply post_pause(const ApiContext& ctx, const json::object& body, std::string_view query);
 HttpReply post_resume(const ApiContext& ctx);
-HttpReply post_update_weights(const ApiContext& ctx, const HttpRequest& request);
-HttpReply get_requests(const ApiContext& ctx);
+HttpReply post_update_weights(const ApiContext& ctx, const json::object& body);
+HttpReply get_requests(const LiveRequests& live, const std::string& isolation);
 /// Ends it, if it is one of the same key's.
-HttpReply delete_request(const ApiContext& ctx, std::string_view id);
-HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request);
-HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request);
-HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request);
-HttpReply get_models(const ApiContext& ctx);
+HttpReply delete_request(const LiveRequests& live, const std::string& isolation, std::string_view id);
+HttpReply post_tokenize(const ApiContext& ctx, json::object body);
+HttpReply post_detokenize(const ApiContext& ctx, const json::object& body);
+HttpReply post_apply_template(const ApiContext& ctx, json::object body);
+HttpReply get_models(const std::vector<ModelStatus>& models);
 /// One of them; `id` as in the path.
-HttpReply get_model(const ApiContext& ctx, std::string_view id);
+HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id);
 HttpReply get_props(const ApiContext& ctx);
+
+/// The value of a key in "a=b&c=d", as it is written there.
+std::string_view query_value(std::string_view query, std::string_view key);
+/// ApiError(404) for a name that is none of `known`.
+ApiError unknown_model(std::string_view name, const std::string& known);
 
 /// `prefix` and 24 random hexadecimal digits.
 std::string random_id(std::string_view prefix);

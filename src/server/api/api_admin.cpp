@@ -16,7 +16,8 @@ json::object state_of(const ApiContext& ctx) {
             {"weights_version", stats.version}};
 }
 
-/// The value of a key in "a=b&c=d"; values here need no decoding.
+}  // namespace
+
 std::string_view query_value(std::string_view query, std::string_view key) {
     while (!query.empty()) {
         const std::string_view pair = query.substr(0, query.find('&'));
@@ -27,21 +28,13 @@ std::string_view query_value(std::string_view query, std::string_view key) {
     return {};
 }
 
-json::object optional_body(const HttpRequest& request) {
-    return request.body.empty() ? json::object() : parse_body(request.body);
-}
-
-}  // namespace
-
-HttpReply post_pause(const ApiContext& ctx, const HttpRequest& request) {
-    const json::object body = optional_body(request);
-    std::string_view mode = query_value(request.query, "mode");
+HttpReply post_pause(const ApiContext& ctx, const json::object& body, std::string_view query) {
+    std::string_view mode = query_value(query, "mode");
     if (const auto asked = Fields(body).string("mode")) mode = *asked;
     if (mode.empty()) mode = "keep";
     if (mode != "keep" && mode != "abort" && mode != "wait")
         refuse("mode", "mode: expected keep, abort or wait, found '{}'", mode.substr(0, 40));
-    if (mode == "abort")
-        for (const RequestId id : ctx.live.everybodys()) ctx.engine.cancel(id);
+    if (mode == "abort") ctx.live.cancel_all(ctx.engine);
     if (mode == "wait") ctx.engine.drain(&ctx.work);
     ctx.engine.pause();
     return {200, json::serialize(state_of(ctx))};
@@ -52,8 +45,7 @@ HttpReply post_resume(const ApiContext& ctx) {
     return {200, json::serialize(state_of(ctx))};
 }
 
-HttpReply post_update_weights(const ApiContext& ctx, const HttpRequest& request) {
-    const json::object body = parse_body(request.body);
+HttpReply post_update_weights(const ApiContext& ctx, const json::object& body) {
     const Fields fields(body);
     std::optional<std::string_view> path;
     for (const char* key : {"weight_dir", "model_path", "path"})
@@ -72,15 +64,13 @@ HttpReply post_update_weights(const ApiContext& ctx, const HttpRequest& request)
     }
 }
 
-HttpReply get_requests(const ApiContext& ctx) {
-    return {200, json::serialize(json::object{{"object", "list"}, {"data", ctx.live.list(ctx.isolation)}})};
+HttpReply get_requests(const LiveRequests& live, const std::string& isolation) {
+    return {200, json::serialize(json::object{{"object", "list"}, {"data", live.list(isolation)}})};
 }
 
-HttpReply delete_request(const ApiContext& ctx, std::string_view id) {
-    const std::vector<RequestId> found = ctx.live.find(ctx.isolation, id);
-    if (id.empty() || found.empty())
+HttpReply delete_request(const LiveRequests& live, const std::string& isolation, std::string_view id) {
+    if (id.empty() || !live.cancel(isolation, id))
         throw ApiError(404, fmt::format("there is no request '{}' (any more)", id.substr(0, 80)));
-    for (const RequestId request : found) ctx.engine.cancel(request);
     return {200, json::serialize(json::object{{"id", id}, {"cancelled", true}})};
 }
 

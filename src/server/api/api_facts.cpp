@@ -12,25 +12,28 @@ namespace {
 
 HttpReply reply_of(const json::object& body) { return {200, json::serialize(body)}; }
 
-json::object model_entry(const ApiContext& ctx) {
-    const EngineInfo info = ctx.engine.info();
-    return {{"id", ctx.options.model},
-            {"object", "model"},
-            {"created", 0},
-            {"owned_by", "riptide"},
-            {"context_length", info.context_length},
-            {"max_model_len", info.context_length},
-            {"type", "model"},
-            {"display_name", info.model.name},
-            {"created_at", "1970-01-01T00:00:00Z"},
-            {"meta",
-             {{"architecture", info.model.architecture},
-              {"n_ctx", info.context_length},
-              {"n_ctx_train", info.model.max_position_embeddings},
-              {"n_vocab", info.model.vocab_size},
-              {"n_params", info.model.parameters},
-              {"n_active_params", info.model.active_parameters},
-              {"size", info.model.weight_bytes}}}};
+json::object model_entry(const ModelStatus& status) {
+    json::object out = {{"id", status.name},
+                        {"object", "model"},
+                        {"created", 0},
+                        {"owned_by", "riptide"},
+                        {"type", "model"},
+                        {"display_name", status.info ? status.info->model.name : status.name},
+                        {"created_at", "1970-01-01T00:00:00Z"},
+                        {"state", model_state_name(status.state)}};
+    if (!status.reason.empty()) out["reason"] = status.reason;
+    if (!status.info) return out;
+    const EngineInfo& info = *status.info;
+    out["context_length"] = info.context_length;
+    out["max_model_len"] = info.context_length;
+    out["meta"] = {{"architecture", info.model.architecture},
+                   {"n_ctx", info.context_length},
+                   {"n_ctx_train", info.model.max_position_embeddings},
+                   {"n_vocab", info.model.vocab_size},
+                   {"n_params", info.model.parameters},
+                   {"n_active_params", info.model.active_parameters},
+                   {"size", info.model.weight_bytes}};
+    return out;
 }
 
 const Tokenizer& need_tokenizer(const ApiContext& ctx) {
@@ -113,27 +116,29 @@ std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenize
 
 }  // namespace
 
-HttpReply get_models(const ApiContext& ctx) {
+HttpReply get_models(const std::vector<ModelStatus>& models) {
+    json::array data;
+    for (const ModelStatus& status : models) data.push_back(model_entry(status));
     return reply_of({{"object", "list"},
-                     {"data", json::array{model_entry(ctx)}},
+                     {"data", std::move(data)},
                      {"has_more", false},
-                     {"first_id", ctx.options.model},
-                     {"last_id", ctx.options.model}});
+                     {"first_id", models.front().name},
+                     {"last_id", models.back().name}});
 }
 
-HttpReply get_model(const ApiContext& ctx, std::string_view id) {
-    if (id != ctx.options.model)
-        throw ApiError(
-            404,
-            fmt::format("the model '{}' does not exist; this server has '{}'", id.substr(0, 80), ctx.options.model),
-            "model", "model_not_found");
-    return reply_of(model_entry(ctx));
+HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id) {
+    std::string known;
+    for (const ModelStatus& status : models) {
+        if (status.name == id) return reply_of(model_entry(status));
+        known += (known.empty() ? "'" : ", '") + status.name + "'";
+    }
+    throw unknown_model(id, known);
 }
 
 HttpReply get_props(const ApiContext& ctx) {
     const EngineInfo info = ctx.engine.info();
     const EngineStats stats = ctx.engine.stats();
-    json::object out = {{"model", ctx.options.model},
+    json::object out = {{"model", ctx.model->name},
                         {"context_length", info.context_length},
                         {"kv_tokens", info.kv_tokens},
                         {"kv_type", {{"k", dtype_name(info.k_dtype)}, {"v", dtype_name(info.v_dtype)}}},
@@ -155,9 +160,8 @@ HttpReply get_props(const ApiContext& ctx) {
     return reply_of(out);
 }
 
-HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
+HttpReply post_tokenize(const ApiContext& ctx, json::object body) {
     const Tokenizer& tokenizer = need_tokenizer(ctx);
-    json::object body = parse_body(request.body);
     const Fields fields(body);
     std::vector<int32_t> ids;
     if (fields.find("messages") != nullptr) {
@@ -174,12 +178,11 @@ HttpReply post_tokenize(const ApiContext& ctx, const HttpRequest& request) {
     return {200, tokens_reply(ids, pieces ? &tokenizer : nullptr, ctx)};
 }
 
-HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
+HttpReply post_detokenize(const ApiContext& ctx, const json::object& body) {
     const Tokenizer& tokenizer = need_tokenizer(ctx);
-    const json::object body = parse_body(request.body);
     const json::array* list = Fields(body).array("tokens");
     if (list == nullptr) refuse("tokens", "tokens: missing");
-    const std::size_t most = (std::size_t{8} << 20) + 4 * request.body.size();
+    const std::size_t most = (std::size_t{8} << 20) + 4 * ctx.body.size();
     std::string text;
     Utf8Stream stream;
     for (std::size_t i = 0; i < list->size(); ++i) {
@@ -204,10 +207,10 @@ HttpReply post_detokenize(const ApiContext& ctx, const HttpRequest& request) {
     return {200, std::move(out)};
 }
 
-HttpReply post_apply_template(const ApiContext& ctx, const HttpRequest& request) {
+HttpReply post_apply_template(const ApiContext& ctx, json::object body) {
     const ChatTemplate* chat = ctx.engine.chat_template();
     if (chat == nullptr) throw ApiError(400, ctx.engine.info().no_chat);
-    GenerationRequest asked = parse_chat(parse_body(request.body), ctx.defaults);
+    GenerationRequest asked = parse_chat(std::move(body), ctx.defaults);
     const auto& prompt = std::get<ChatPrompt>(asked.prompts.at(0).prompt);
     return reply_of({{"prompt", chat->render(prompt.messages, prompt.tools, prompt.options, &ctx.work).text}});
 }

@@ -32,7 +32,7 @@ std::string salted(const std::string& isolation, const std::string& salt) {
 }
 
 ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
-    return {random_id(prefix), ctx.options.model, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
+    return {random_id(prefix), ctx.model->name, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
 }
 
 }  // namespace
@@ -42,10 +42,13 @@ std::string random_id(std::string_view prefix) {
 }
 
 void check_model(const ApiContext& ctx, const std::string& name) {
-    if (!ctx.options.strict_model || name.empty() || name == ctx.options.model) return;
-    throw ApiError(
-        404, fmt::format("the model '{}' does not exist; this server has '{}'", name.substr(0, 80), ctx.options.model),
-        "model", "model_not_found");
+    if (ctx.options.strict_model && !name.empty() && name != ctx.model->name)
+        throw unknown_model(name, "'" + ctx.model->name + "'");
+}
+
+ApiError unknown_model(std::string_view name, const std::string& known) {
+    return {404, fmt::format("the model '{}' does not exist; this server has {}", name.substr(0, 80), known), "model",
+            "model_not_found"};
 }
 
 ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::string& field) {
@@ -65,7 +68,7 @@ namespace {
 class Follower {
   public:
     Follower(const ApiContext& ctx, std::shared_ptr<LiveRequest> live)
-        : metrics_(ctx.metrics), log_(ctx.log), all_(ctx.live), live_(std::move(live)) {
+        : metrics_(ctx.metrics), log_(ctx.log), all_(ctx.live), model_(ctx.model), live_(std::move(live)) {
         subject_ = {live_->id, live_->route, live_->session};
         all_.add(live_);
         log_.asked(subject_, ctx.body);
@@ -107,6 +110,7 @@ class Follower {
     Metrics& metrics_;
     const RequestLog& log_;
     LiveRequests& all_;
+    const ModelLease model_;  // as long as the request is live
     std::shared_ptr<LiveRequest> live_;
     LogSubject subject_;
     std::map<int32_t, std::string> said_;  // by each answer, if it is logged
@@ -125,6 +129,8 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
     reply.events = std::make_shared<EventQueue>();
     auto live = std::make_shared<LiveRequest>();
     live->id = id;
+    live->model = ctx.model->name;
+    live->engine = &ctx.engine;
     live->route = ctx.route;
     live->isolation = ctx.isolation;
     live->session = asked.session.empty() ? ctx.session : asked.session;
@@ -132,8 +138,8 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
     live->answers = std::ssize(asked.prompts) * asked.prompts.at(0).n;
     const auto follower = std::make_shared<Follower>(ctx, live);
     const auto ids = std::make_shared<std::vector<RequestId>>();
-    reply.cancel = [&engine = ctx.engine, ids] {
-        for (const RequestId each : *ids) engine.cancel(each);
+    reply.cancel = [model = ctx.model, ids] {
+        for (const RequestId each : *ids) model->engine->cancel(each);
     };
     reply.take = [take = std::move(reply.take), follower](const Item& item, std::string& out) {
         follower->hear(item.event);
@@ -184,18 +190,18 @@ RequestDefaults defaults_of(const ApiContext& ctx) {
 
 }  // namespace
 
-Outcome post_chat(const ApiContext& ctx, const HttpRequest& request) {
-    GenerationRequest asked = parse_chat(parse_body(request.body), defaults_of(ctx));
+Outcome post_chat(const ApiContext& ctx, json::object body) {
+    GenerationRequest asked = parse_chat(std::move(body), defaults_of(ctx));
     return generate<ChatReply>(ctx, std::move(asked), ErrorShape::openai, "chatcmpl-", "messages");
 }
 
-Outcome post_completion(const ApiContext& ctx, const HttpRequest& request) {
-    GenerationRequest asked = parse_completion(parse_body(request.body), defaults_of(ctx), ctx.engine.tokenizer());
+Outcome post_completion(const ApiContext& ctx, json::object body) {
+    GenerationRequest asked = parse_completion(std::move(body), defaults_of(ctx), ctx.engine.tokenizer());
     return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, "cmpl-", "prompt");
 }
 
-Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
-    ResponsesRequest asked = parse_responses(parse_body(request.body), defaults_of(ctx), &ctx.responses, ctx.isolation);
+Outcome post_responses(const ApiContext& ctx, json::object body) {
+    ResponsesRequest asked = parse_responses(std::move(body), defaults_of(ctx), &ctx.responses, ctx.isolation);
     check_model(ctx, asked.generation.model);
     ResponseReply::Keep keep;
     if (asked.store)
@@ -213,14 +219,14 @@ Outcome post_responses(const ApiContext& ctx, const HttpRequest& request) {
     return out;
 }
 
-Outcome post_messages(const ApiContext& ctx, const HttpRequest& request) {
-    GenerationRequest asked = parse_messages(parse_body(request.body), defaults_of(ctx), MessagesFor::answering);
+Outcome post_messages(const ApiContext& ctx, json::object body) {
+    GenerationRequest asked = parse_messages(std::move(body), defaults_of(ctx), MessagesFor::answering);
     if (!ctx.session.empty()) asked.session.clear();  // the header knows better than metadata
     return generate<MessageReply>(ctx, std::move(asked), ErrorShape::anthropic, "msg_", "messages");
 }
 
-HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request) {
-    const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.defaults, MessagesFor::counting);
+HttpReply post_count_tokens(const ApiContext& ctx, json::object body) {
+    const GenerationRequest asked = parse_messages(std::move(body), ctx.defaults, MessagesFor::counting);
     const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt, &ctx.work));
     return {200, json::serialize(json::object{{"input_tokens", tokens}})};
 }

@@ -17,6 +17,7 @@ json::object describe(const LiveRequest& request) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - request.since).count();
     return {{"id", request.id},
             {"requests", json::value_from(request.requests)},
+            {"model", request.model},
             {"route", request.route},
             {"session", request.session},
             {"stream", request.stream},
@@ -66,20 +67,22 @@ json::array LiveRequests::list(const std::string& isolation) const {
     return out;
 }
 
-std::vector<RequestId> LiveRequests::find(const std::string& isolation, std::string_view id) const {
+bool LiveRequests::cancel(const std::string& isolation, std::string_view id) const {
     const std::lock_guard lock(mutex_);
-    std::vector<RequestId> out;
-    for (const auto& [name, request] : requests_)
-        if (request->isolation == isolation && name == id) out = request->requests;
-    return out;
+    bool found = false;
+    for (const auto& [name, request] : requests_) {
+        if (request->isolation != isolation || name != id) continue;
+        for (const RequestId each : request->requests) request->engine->cancel(each);
+        found = !request->requests.empty();
+    }
+    return found;
 }
 
-std::vector<RequestId> LiveRequests::everybodys() const {
+void LiveRequests::cancel_all(const Engine& engine) const {
     const std::lock_guard lock(mutex_);
-    std::vector<RequestId> out;
     for (const auto& [name, request] : requests_)
-        out.insert(out.end(), request->requests.begin(), request->requests.end());
-    return out;
+        if (request->engine == &engine)
+            for (const RequestId each : request->requests) request->engine->cancel(each);
 }
 
 }  // namespace riptide::server

@@ -16,6 +16,8 @@ namespace riptide::server {
 /// One reply in the making.
 struct LiveRequest {
     std::string id;     // of the reply: "chatcmpl-..."
+    std::string model;  // who answers
+    Engine* engine = nullptr;
     std::string route;  // "/v1/chat/completions"
     std::string isolation, session;
     bool stream = false;
@@ -39,10 +41,10 @@ class LiveRequests {
     /// Those of one isolation key, oldest first: {"id", "requests", "route", "session", "state", "seconds", ...}. State
     /// is waiting, reading (the prompt) or answering.
     json::array list(const std::string& isolation) const;
-    /// What the engine calls the reply `id` of that key.
-    std::vector<RequestId> find(const std::string& isolation, std::string_view id) const;
-    /// And all, whosever they are.
-    std::vector<RequestId> everybodys() const;
+    /// Ends the reply `id` of that key; false: there is none.
+    bool cancel(const std::string& isolation, std::string_view id) const;
+    /// And all of an engine, whosever they are.
+    void cancel_all(const Engine& engine) const;
 
   private:
     mutable std::mutex mutex_;

@@ -30,6 +30,8 @@ constexpr std::array kRoutes = {
     Known{"/pause", Route::pause, "POST", "/pause"},
     Known{"/resume", Route::resume, "POST", "/resume"},
     Known{"/update_weights", Route::update_weights, "POST", "/update_weights"},
+    Known{"/models/load", Route::load_model, "POST", "/models/load"},
+    Known{"/models/unload", Route::unload_model, "POST", "/models/unload"},
 };
 constexpr std::array kWithId = {
     Known{"/models/", Route::model, "GET", "/v1/models/{id}"},
@@ -48,16 +50,15 @@ std::string_view bare_path(std::string_view path) {
 
 const Known& find_route(std::string_view path, std::string_view method) {
     path = bare_path(path);
+    for (const Known& known : kRoutes)
+        if (known.path == path) return known;
     const Known* other = nullptr;
     for (const Known& known : kWithId) {
         if (!path.starts_with(known.path)) continue;
         if (known.method == method) return known;
         if (other == nullptr) other = &known;
     }
-    if (other != nullptr) return *other;
-    const auto found =
-        std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Known& known) { return known.path == path; });
-    return found == kRoutes.end() ? kUnknown : *found;
+    return other != nullptr ? *other : kUnknown;
 }
 
 std::vector<Known> all_routes() {

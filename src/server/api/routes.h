@@ -26,10 +26,12 @@ enum class Route {
     apply_template,
     messages,
     count_tokens,
-    pause,
+    mcp,
+    pause,  // from here on: Known::admin()
     resume,
     update_weights,
-    mcp
+    load_model,
+    unload_model
 };
 
 struct Known {
@@ -42,11 +44,11 @@ struct Known {
     /// Answered from the header alone.
     bool without_body() const { return method != "POST"; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.
-    bool admin() const { return route == Route::pause || route == Route::resume || route == Route::update_weights; }
+    bool admin() const { return route >= Route::pause; }
 };
 
-/// Route::none for a path that is not known; of several the one that takes `method`, if one does. Clients disagree whether their base URL ends in /v1: any number of them in
-/// front is fine.
+/// Route::none for a path that is not known; of several the one that takes `method`, if one does. Clients disagree
+/// whether their base URL ends in /v1: any number of them in front is fine.
 const Known& find_route(std::string_view path, std::string_view method = {});
 /// Every route but Route::none: what openapi.json has to describe.
 std::vector<Known> all_routes();

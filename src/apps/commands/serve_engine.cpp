@@ -1,0 +1,119 @@
+#include "apps/commands/serve_engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "apps/support/environment.h"
+#include "apps/support/model_list.h"
+#include "apps/support/terminal.h"
+#include "base/error.h"
+#include "engine/prompt/loaded_text.h"
+#include "models/dflash_config.h"
+#include "tensor/gpu.h"
+
+namespace riptide::apps {
+
+void DiskWarnings::hear(const std::string& problem) {
+    const std::lock_guard lock(mutex_);
+    last_ = problem;
+    ++unsaid_;
+    const auto now = std::chrono::steady_clock::now();
+    if (said_ && now - *said_ < kPause) return;
+    const std::string more = unsaid_ > 1 ? fmt::format(" ({} more like it)", unsaid_ - 1) : "";
+    log_.write(fmt::format("cache   {}{}", problem, more));
+    said_ = now;
+    unsaid_ = 0;
+}
+
+namespace {
+
+EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, int64_t total) {
+    EngineOptions out = o.engine;
+    static_cast<SessionOptions&>(out) = session_options(o.model);
+    out.speculation = speculation_options(o.draft);
+    out.compression = compression_options(o.compress);
+    out.scorer = open_scorer(o.compress, o.model);
+    out.host_cache_bytes = o.cache_ram_mib << 20;
+    out.disk_cache_bytes = o.cache_disk_gib << 30;
+    if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
+    return out;
+}
+
+/// The command line's, with what the list says of this model.
+ServerFlags flags_of(const ServerFlags& o, const ListedModel& model) {
+    ServerFlags out = o;
+    out.model.model = model.path;
+    if (!model.kv.empty()) out.model.kv = model.kv;
+    if (!model.drafter.empty()) out.draft.drafter = model.drafter;
+    if (!model.memory_budget.empty()) out.model.memory_budget = model.memory_budget;
+    if (model.context > 0) out.model.context = model.context;
+    if (model.kv_tokens > 0) out.engine.kv_tokens = model.kv_tokens;
+    if (out.engine.disk_cache.empty()) return out;
+    std::string folder = model.name;
+    std::replace(folder.begin(), folder.end(), '/', '_');
+    out.engine.disk_cache += "/" + (folder.starts_with('.') ? "_" + folder : folder);
+    return out;
+}
+
+int64_t default_models_memory(const std::optional<GpuOptions>& gpu) {
+    if (gpu) return Gpu::open({.ordinal = gpu->ordinal, .memory_budget = 0, .portable = gpu->portable})->available();
+    return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE) / 4 * 3;
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log) {
+    auto checkpoint = open_model(o.model);
+    refuse_dflash(*checkpoint);
+    RT_CHECK(has_tokenizer(*checkpoint),
+             "{}: no tokenizer, so the server could not say a word; riptide run --tokens takes ids and prints ids",
+             checkpoint->path());
+    int64_t total = 0;
+    for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());
+    Progress progress("weights", "B");
+    EngineOptions options = server_engine_options(o, progress, total);
+    options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
+    options.on_disk_news = [&log](const std::string& news) { log.write("cache   " + news); };
+    options.digests = digests_file();
+    return std::make_unique<Engine>(std::move(checkpoint), options);
+}
+
+server::PoolOptions several_models(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log) {
+    server::PoolOptions out;
+    out.keep_alive = std::chrono::seconds(o.keep_alive);
+    out.memory_bytes = o.models_memory_mib << 20;
+    std::vector<ListedModel> models = list_models(o.models, o.model.hub);
+    for (const ListedModel& model : models) {
+        SessionOptions options;
+        try {
+            options = session_options(flags_of(o, model).model);
+        } catch (const Error& error) {
+            throw Error(fmt::format("{}: models.{}: {}", o.models, model.name, error.what()), error.kind());
+        }
+        if (out.memory_bytes == 0) out.memory_bytes = default_models_memory(options.gpu);
+        const int64_t budget = options.gpu ? options.gpu->memory_budget : 0;
+        out.models.push_back({model.name, !options.gpu ? model.file_bytes : budget > 0 ? budget : out.memory_bytes});
+    }
+    out.load = [&o, &warnings, &log, models = std::move(models)](const std::string& name) {
+        const auto model = std::find_if(models.begin(), models.end(), [&](const auto& m) { return m.name == name; });
+        const auto begun = std::chrono::steady_clock::now();
+        log.write(fmt::format("load    {}  {}", name, model->path));
+        try {
+            auto engine = open_server_engine(flags_of(o, *model), warnings, log);
+            const EngineInfo info = engine->info();
+            log.write(
+                fmt::format("loaded  {} in {:.1f} s   context {} tokens, K/V for {} tokens, {} of weights and K/V",
+                            name, std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(),
+                            grouped(info.context_length), grouped(info.kv_tokens), human_bytes(info.memory_bytes)));
+            return engine;
+        } catch (const Error& error) {
+            log.write(fmt::format("failed  {}: {}", name, error.what()));
+            throw;
+        }
+    };
+    return out;
+}
+
+}  // namespace riptide::apps
