@@ -174,7 +174,7 @@ Value loop_changed(Interpreter& in, const Value& self, Arguments& arguments) {
 Value cycler_next(Interpreter&, const Value& self, Arguments& arguments) {
     Bound args(arguments, "next", {});
     Space& space = self.space();
-    const Value out = space.items[space.position];
+    Value out = space.items[space.position];
     space.position = (space.position + 1) % space.items.size();
     return out;
 }

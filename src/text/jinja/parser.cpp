@@ -95,7 +95,7 @@ Stmt* Parser::make(Act act, int line) {
 void Parser::parse() {
     program_.body = body({});
     if (now().type != Tok::end) fail_expected("the end of the template");
-    if (!unknown_.empty()) throw unknown_.front();
+    if (!unknown_.empty()) throw SourceFault(unknown_.front());
 }
 
 /// Statements up to a block that begins with one of `ends`, whose name is then the current token; or to the end.

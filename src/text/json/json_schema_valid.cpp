@@ -35,7 +35,7 @@ std::partial_ordering compare_numbers(const json::value& a, const json::value& b
 
 /// Of multipleOf.
 Decimal unit_of(const json::value& number) {
-    const Decimal unit = decimal_of(json_text(number));
+    Decimal unit = decimal_of(json_text(number));
     const std::string digits = unit.whole + unit.fraction;
     if (unit.negative || unit.is_zero()) throw GrammarError("#: 'multipleOf' is not above 0");
     if (digits.find_last_not_of('0') - digits.find_first_not_of('0') >= 18)

@@ -172,7 +172,7 @@ std::shared_ptr<const TokenMask> ConstraintState::Table::mask(State state) {
 
 /// The same where items differ: without tokens that say one again, and those behind which nothing else could be said.
 std::shared_ptr<const TokenMask> ConstraintState::Table::distinct_mask(State state, const DistinctReader::Place& from) {
-    const auto all = mask(state);
+    auto all = mask(state);
     if (!automaton.any_distinct()) return all;
     const bool outside = from.at == DistinctItems::At::outside;
     if (const auto found = outside_masks.find(state); outside && found != outside_masks.end()) return found->second;
@@ -202,7 +202,7 @@ std::shared_ptr<const TokenMask> ConstraintState::Table::distinct_mask(State sta
         i = reader.may_matter(place, next, trie.below(i)) ? i + 1 : node.end;
     }
     out->any = std::any_of(out->words.begin(), out->words.end(), [](uint64_t word) { return word != 0; });
-    const std::shared_ptr<const TokenMask> kept = out->words == all->words ? all : out;
+    std::shared_ptr<const TokenMask> kept = out->words == all->words ? all : out;
     if (outside_masks.size() >= kMostMasks) outside_masks.clear();
     if (outside) outside_masks.emplace(state, kept);
     return kept;
