@@ -15,6 +15,7 @@ namespace riptide::server {
 namespace {
 
 ErrorShape shape_of(const Known& known) {
+    if (known.ollama()) return ErrorShape::ollama;
     const bool anthropic = known.route == Route::messages || known.route == Route::count_tokens;
     return anthropic ? ErrorShape::anthropic : ErrorShape::openai;
 }
@@ -128,6 +129,7 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
     if (known.get() ? !get : request.method != known.method)
         throw ApiError(405, "this path does not take " + request.method);
+    if (known.route == Route::ollama_refused) refuse_ollama(known.path);
     if (known.without_body()) return about(request, known);
     if (known.admin() && !options.admin)
         throw ApiError(403, "this server does not let clients steer it; riptide serve --admin does");
@@ -167,11 +169,14 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     if (known.route == Route::metrics)
         return {200, metrics.page(loaded, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
+    if (known.route == Route::ollama_version) return get_ollama_version();
     if (loaded == nullptr) throw not_ready("the model is being loaded");
     WorkBudget work;
     const ApiContext ctx = context(*loaded, request, known, work);
     if (known.route == Route::models) return get_models(ctx);
     if (known.route == Route::model) return get_model(ctx, rest_of(request.path, known));
+    if (known.route == Route::ollama_tags) return get_ollama_tags(ctx);
+    if (known.route == Route::ollama_ps) return get_ollama_ps(ctx);
     if (known.route == Route::requests) return get_requests(ctx);
     if (known.route == Route::request) return delete_request(ctx, rest_of(request.path, known));
     return get_props(ctx);
@@ -217,6 +222,12 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
             return post_messages(ctx, request);
         case Route::count_tokens:
             return post_count_tokens(ctx, request);
+        case Route::ollama_chat:
+            return post_ollama_chat(ctx, request);
+        case Route::ollama_generate:
+            return post_ollama_generate(ctx, request);
+        case Route::ollama_show:
+            return post_ollama_show(ctx, request);
         case Route::pause:
             return post_pause(ctx, request);
         case Route::resume:

@@ -48,10 +48,19 @@ HttpReply get_models(const ApiContext& ctx);
 /// One of them; `id` as in the path.
 HttpReply get_model(const ApiContext& ctx, std::string_view id);
 HttpReply get_props(const ApiContext& ctx);
+Outcome post_ollama_chat(const ApiContext& ctx, const HttpRequest& request);
+Outcome post_ollama_generate(const ApiContext& ctx, const HttpRequest& request);
+HttpReply get_ollama_tags(const ApiContext& ctx);
+HttpReply get_ollama_ps(const ApiContext& ctx);
+HttpReply post_ollama_show(const ApiContext& ctx, const HttpRequest& request);
+HttpReply get_ollama_version();
+/// Throws: what to do in place of what `path` asks for.
+[[noreturn]] void refuse_ollama(std::string_view path);
 
 /// `prefix` and 24 random hexadecimal digits.
 std::string random_id(std::string_view prefix);
-/// Throws ApiError(404) for another model's name, if the server is strict.
+/// Throws ApiError(404) for another model's name, if the server is strict. NAME:latest, as Ollama's clients have it,
+/// is NAME.
 void check_model(const ApiContext& ctx, const std::string& name);
 /// What the engine throws when a prompt is too long, in the words that clients look for.
 ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::string& field);

@@ -9,6 +9,8 @@
 #include "server/api/anthropic_request.h"
 #include "server/api/api.h"
 #include "server/api/api_error.h"
+#include "server/api/ollama_reply.h"
+#include "server/api/ollama_request.h"
 #include "server/api/openai_chat.h"
 #include "server/api/openai_completion.h"
 #include "server/api/responses_reply.h"
@@ -42,10 +44,11 @@ std::string random_id(std::string_view prefix) {
 }
 
 void check_model(const ApiContext& ctx, const std::string& name) {
-    if (!ctx.options.strict_model || name.empty() || name == ctx.options.model) return;
+    const std::string& ours = ctx.options.model;
+    if (!ctx.options.strict_model || name.empty() || name == ours || name == ours + ":latest") return;
     throw ApiError(
-        404, fmt::format("the model '{}' does not exist; this server has '{}'", name.substr(0, 80), ctx.options.model),
-        "model", "model_not_found");
+        404, fmt::format("the model '{}' does not exist; this server has '{}'", name.substr(0, 80), ours), "model",
+        "model_not_found");
 }
 
 ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::string& field) {
@@ -223,6 +226,30 @@ HttpReply post_count_tokens(const ApiContext& ctx, const HttpRequest& request) {
     const GenerationRequest asked = parse_messages(parse_body(request.body), ctx.defaults, MessagesFor::counting);
     const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt, &ctx.work));
     return {200, json::serialize(json::object{{"input_tokens", tokens}})};
+}
+
+namespace {
+
+Outcome generate_ollama(const ApiContext& ctx, GenerationRequest asked, OllamaShape shape) {
+    check_model(ctx, asked.model);
+    const ReplyFacts facts = facts_of(ctx, "ollama-");
+    const auto reply = std::make_shared<OllamaReply>(facts, asked, ctx.engine.tokenizer(), shape);
+    if (asked.prompts.empty()) return reply->loaded();
+    PendingReply out = pending(reply, asked.stream);
+    out.stream_type = kLines;
+    start(ctx, asked, ErrorShape::ollama, shape == OllamaShape::chat ? "messages" : "prompt", facts.id, out);
+    return out;
+}
+
+}  // namespace
+
+Outcome post_ollama_chat(const ApiContext& ctx, const HttpRequest& request) {
+    return generate_ollama(ctx, parse_ollama_chat(parse_body(request.body), defaults_of(ctx)), OllamaShape::chat);
+}
+
+Outcome post_ollama_generate(const ApiContext& ctx, const HttpRequest& request) {
+    return generate_ollama(ctx, parse_ollama_generate(parse_body(request.body), defaults_of(ctx)),
+                           OllamaShape::generate);
 }
 
 }  // namespace riptide::server

@@ -28,7 +28,14 @@ enum class Route {
     count_tokens,
     pause,
     resume,
-    update_weights
+    update_weights,
+    ollama_chat,
+    ollama_generate,
+    ollama_tags,
+    ollama_ps,
+    ollama_show,
+    ollama_version,
+    ollama_refused  // what Ollama does and this server does not
 };
 
 struct Known {
@@ -40,6 +47,8 @@ struct Known {
     bool get() const { return method == "GET"; }
     /// Answered from the header alone.
     bool without_body() const { return method != "POST"; }
+    /// Ollama's API.
+    bool ollama() const { return route >= Route::ollama_chat; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.
     bool admin() const { return route == Route::pause || route == Route::resume || route == Route::update_weights; }
 };
