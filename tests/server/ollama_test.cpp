@@ -30,7 +30,7 @@ void append_list(json::object& whole, const json::object& part, const char* key)
 }
 
 /// What a reader of the stream puts together.
-json::object assemble(const std::string& body) {
+json::object joined_lines(const std::string& body) {
     const json::array lines = lines_of(body);
     json::object whole, message;
     for (size_t i = 0; i < lines.size(); ++i) {
@@ -52,7 +52,7 @@ json::object assemble(const std::string& body) {
     return whole;
 }
 
-json::array tea_tools() {
+json::array brewing_tools() {
     return parse_json(read_file(source_dir() + "/examples/tools.json", 1 << 20), "tools").as_array();
 }
 
@@ -69,7 +69,7 @@ class ServerOllama : public ServerTest {
         const Answer whole = post(path, body);
         EXPECT_EQ(whole.status, 200) << whole.body;
         EXPECT_EQ(whole.headers.at("Content-Type"), "application/json");
-        json::object one = assemble(streamed.body), other = whole.object();
+        json::object one = joined_lines(streamed.body), other = whole.object();
         for (json::object* each : {&one, &other})
             for (const char* key : {"created_at", "total_duration", "prompt_eval_duration", "eval_duration"})
                 EXPECT_TRUE(each->erase(key) == 1 || each->at("done_reason") == "load") << key;
@@ -102,7 +102,7 @@ TEST_F(ServerOllama, a_chat_is_what_the_engine_says) {
 
 TEST_F(ServerOllama, a_tool_call_comes_whole_and_its_result_comes_back) {
     json::object body = {{"messages", user_says("Please brew tea: kind darjeeling, cups 3.")},
-                         {"tools", tea_tools()},
+                         {"tools", brewing_tools()},
                          {"options", {{"num_predict", 64}, {"temperature", 0}}}};
     const json::object out = both_ways("/api/chat", body);
     const json::object function = {{"name", "brew_tea"}, {"arguments", {{"kind", "darjeeling"}, {"cups", 3}}}};
@@ -121,12 +121,12 @@ TEST_F(ServerOllama, a_tool_call_comes_whole_and_its_result_comes_back) {
     const json::array sent = {json::object{{"id", "x"}, {"type", "function"}, {"function", call}}};
     same.push_back({{"role", "assistant"}, {"content", ""}, {"tool_calls", sent}});
     same.push_back({{"role", "tool"}, {"tool_call_id", "x"}, {"content", "Done."}});
-    const json::object tokens = post("/tokenize", {{"messages", same}, {"tools", tea_tools()}}).object();
+    const json::object tokens = post("/tokenize", {{"messages", same}, {"tools", brewing_tools()}}).object();
     EXPECT_EQ(second.at("prompt_eval_count"), tokens.at("count"));
 }
 
 TEST_F(ServerOllama, a_call_that_is_cut_is_left_out) {
-    json::object body = {{"messages", user_says("Please brew tea: kind darjeeling, cups 3.")}, {"tools", tea_tools()}};
+    json::object body = {{"messages", user_says("Please brew tea: kind darjeeling, cups 3.")}, {"tools", brewing_tools()}};
     bool cut = false;
     for (int most = 1; most < 24; ++most) {
         body["options"] = {{"num_predict", most}, {"temperature", 0}};
