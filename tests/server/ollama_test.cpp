@@ -80,7 +80,8 @@ class ServerOllama : public ServerTest {
     std::string refusal(const std::string& path, const json::object& body, int status = 400) {
         const Answer answer = post(path, body);
         EXPECT_EQ(answer.status, status) << answer.body;
-        const json::value* error = answer.object().if_contains("error");
+        const json::object reply = answer.object();
+        const json::value* error = reply.if_contains("error");
         return error != nullptr && error->is_string() ? std::string(error->as_string()) : answer.body;
     }
 };
