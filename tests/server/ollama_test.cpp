@@ -127,7 +127,8 @@ TEST_F(ServerOllama, a_tool_call_comes_whole_and_its_result_comes_back) {
 }
 
 TEST_F(ServerOllama, a_call_that_is_cut_is_left_out) {
-    json::object body = {{"messages", user_says("Please brew tea: kind darjeeling, cups 3.")}, {"tools", brewing_tools()}};
+    json::object body = {{"messages", user_says("Please brew tea: kind darjeeling, cups 3.")},
+                         {"tools", brewing_tools()}};
     bool cut = false;
     for (int most = 1; most < 24; ++most) {
         body["options"] = {{"num_predict", most}, {"temperature", 0}};

@@ -16,8 +16,8 @@ enum class OllamaShape { chat, generate };
 inline constexpr std::string_view kLines = "application/x-ndjson";
 
 /// Turns the engine's events into lines of JSON, or into one object: the same answer either way. A tool call comes
-/// whole; one that the answer did not finish (done_reason "length") is left out, for nothing in this API could say so of
-/// it. Not thread-safe.
+/// whole; one that the answer did not finish (done_reason "length") is left out, for nothing in this API could say so.
+/// Not thread-safe.
 class OllamaReply {
   public:
     OllamaReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer, OllamaShape shape);

@@ -29,7 +29,7 @@ enum class Route {
     pause,
     resume,
     update_weights,
-    ollama_chat,
+    ollama_chat,  // from here on Ollama's
     ollama_generate,
     ollama_tags,
     ollama_ps,

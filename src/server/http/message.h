@@ -55,7 +55,7 @@ struct ReplyEnding {
 /// What `take` and `finish` throw ends the reply as a mistake of the server.
 struct PendingReply {
     std::shared_ptr<EventQueue> events;
-    /// true: the header and `opening` are sent at once, what `take` says as it comes. false: one reply when all has come.
+    /// true: the header and `opening` are sent at once, and parts as they come. false: one reply when all has come.
     bool stream = false;
     std::string stream_type = "text/event-stream; charset=utf-8";  // Content-Type of a stream
     std::string opening;
