@@ -141,7 +141,7 @@ class Reference:
             reply = self.resolved(reply)
             parts = []
             for kind, content in reply["content"].items():
-                parts.append(f"{self.kind(content['schema'])}" + (" in a stream" if kind == "text/event-stream" else ""))
+                parts.append(f"{self.kind(content['schema'])}" + (" in a stream" if kind in ("text/event-stream", "application/x-ndjson") else ""))
             if status == "default":
                 out.append(f"- Errors: {', '.join(parts)}")
             else:

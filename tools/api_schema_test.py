@@ -123,6 +123,16 @@ def check_stream(server, path, body):
     return seen
 
 
+def check_lines(server, path, body):
+    """All lines of a stream of Ollama's API; the last is done, and no other."""
+    code, text, kind = server.ask("POST", path, body | {"stream": True})
+    assert code == 200 and kind == "application/x-ndjson", text
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        server.expect(described(server, path, "post", 200, kind)["anyOf"][0]["$ref"].split("/")[-1], line, f"a line of {path}")
+    expect([line["done"] for line in lines] == [False] * (len(lines) - 1) + [True], f"{path}: the last line alone is done")
+
+
 def expect(condition, what):
     global checks
     checks += 1
@@ -165,6 +175,13 @@ def answers(server):
     told = {each["properties"]["type"]["const"] for each in server.schemas["MessageEvent"]["oneOf"]}
     expect(names == told - {"error"}, f"all events of a message have come: {sorted(told ^ names)}")
     check_reply(server, "/v1/messages/count_tokens", "post", chat)
+    asked = {"messages": USER, "stream": False, "options": {"num_predict": 60, "temperature": 0}}
+    for more in ({}, {"tools": tool["tools"]}, {"think": True}, {"logprobs": True, "top_logprobs": 2}, {"messages": []}):
+        check_reply(server, "/api/chat", "post", asked | more)
+        check_lines(server, "/api/chat", asked | more)
+    for more in ({}, {"raw": True}, {"think": True}, {"logprobs": True}, {"prompt": ""}):
+        check_reply(server, "/api/generate", "post", asked | {"prompt": "Hi"} | more)
+        check_lines(server, "/api/generate", asked | {"prompt": "Hi"} | more)
 
 
 def facts(server):
@@ -175,6 +192,9 @@ def facts(server):
     for path in ("/", "/api/hello", "/openapi.json", "/health", "/v1/models", "/props", "/metrics", "/v1/requests"):
         check_reply(server, path)
     check_reply(server, "/v1/models/{id}", real="/v1/models/" + json.loads(server.ask("GET", "/v1/models")[1])["data"][0]["id"])
+    for path in ("/api/tags", "/api/ps", "/api/version"):
+        check_reply(server, path)
+    check_reply(server, "/api/show", "post", {"model": "any"})
     check_reply(server, "/pause", "post")
     check_reply(server, "/resume", "post")
 
@@ -199,6 +219,13 @@ def errors(server):
         check_reply(server, path, "post", {}, status=400)
         check_reply(server, path, "post", {"x": 1}, status=415, headers={"Content-Type": "text/plain"})
         check_reply(server, path, "post", {"x": 1}, status=403, headers={"Origin": "https://elsewhere.example"})
+    for path in ("/api/chat", "/api/generate", "/api/show"):
+        check_reply(server, path, "post", {"model": 1}, status=400)
+        check_reply(server, path, "post", {"x": 1}, status=415, headers={"Content-Type": "text/plain"})
+        check_reply(server, path, "post", {"x": 1}, status=403, headers={"Origin": "https://elsewhere.example"})
+    for path, status in (("/api/embed", 400), ("/api/embeddings", 400), ("/api/pull", 403), ("/api/push", 403), ("/api/create", 403), ("/api/copy", 403)):
+        check_reply(server, path, "post", {"model": "x"}, status=status)
+    check_reply(server, "/api/delete", "delete", {"model": "x"}, status=403)
     check_reply(server, "/v1/chat/completions", "post", {"messages": [USER[0] | {"content": "word " * 4000}]}, status=400)
     check_reply(server, "/v1/messages", "post", {"max_tokens": 1, "messages": [USER[0] | {"content": "word " * 4000}]}, status=400)
     check_reply(server, "/v1/models/{id}", real="/v1/models/another", status=404)

@@ -6,6 +6,7 @@
 #include "base/percent.h"
 #include "server/access.h"
 #include "server/api/api.h"
+#include "server/api/ollama_request.h"
 #include "server/api/routes.h"
 #include "server/model_pool.h"
 #include "server/openapi/openapi.h"
@@ -17,6 +18,7 @@ namespace riptide::server {
 namespace {
 
 ErrorShape shape_of(const Known& known) {
+    if (known.ollama()) return ErrorShape::ollama;
     const bool anthropic = known.route == Route::messages || known.route == Route::count_tokens;
     return anthropic ? ErrorShape::anthropic : ErrorShape::openai;
 }
@@ -105,7 +107,7 @@ struct Server::Impl {
     /// Null: it is still being loaded.
     ModelLease only_model() const { return {ModelLease(), only.load()}; }
     std::string pooled(std::string_view asked) const;
-    ModelLease model_for(const HttpRequest& request, const json::object& body, WorkBudget& work);
+    ModelLease model_for(const HttpRequest& request, const Known& known, const json::object& body, WorkBudget& work);
     HttpReply steer_model(const json::object& body, const Known& known, WorkBudget& work);
 
     const ServerOptions options;
@@ -150,6 +152,7 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
     if (known.get() ? !get : request.method != known.method)
         throw ApiError(405, "this path does not take " + request.method);
+    if (known.route == Route::ollama_refused) refuse_ollama(known.path);
     if (known.without_body() && known.route != Route::mcp) return about(request, known);
     if (known.admin() && !options.admin)
         throw ApiError(403, "this server does not let clients steer it; riptide serve --admin does");
@@ -194,9 +197,12 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
         return {200, metrics.page(ready(), engines, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
     }
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
+    if (known.route == Route::ollama_version) return get_ollama_version();
     if (!ready()) throw not_ready("the model is being loaded");
     if (known.route == Route::models) return get_models(models());
     if (known.route == Route::model) return get_model(models(), rest_of(request.path, known));
+    if (known.route == Route::ollama_tags) return get_ollama_tags(models());
+    if (known.route == Route::ollama_ps) return get_ollama_ps(models());
     if (known.route == Route::requests) return get_requests(live, access.isolation(request));
     if (known.route == Route::request)
         return delete_request(live, access.isolation(request), rest_of(request.path, known));
@@ -226,7 +232,8 @@ std::vector<ModelStatus> Server::Impl::models() const {
 
 /// The model of several that a request means which asks for this name.
 std::string Server::Impl::pooled(std::string_view asked) const {
-    const std::string name(asked);
+    std::string name(asked);
+    if (!pool->has(name) && name.ends_with(kLatest)) name.resize(name.size() - kLatest.size());
     if (pool->has(name)) return name;
     if (name.empty() || !options.strict_model) return pool->first();
     std::string known;
@@ -234,14 +241,16 @@ std::string Server::Impl::pooled(std::string_view asked) const {
     throw unknown_model(name, known);
 }
 
-ModelLease Server::Impl::model_for(const HttpRequest& request, const json::object& body, WorkBudget& work) {
+ModelLease Server::Impl::model_for(const HttpRequest& request, const Known& known, const json::object& body,
+                                   WorkBudget& work) {
     if (!pool) return only_model();
     const Fields fields(body);
     RequestDefaults counted;
     counted.work = &work;
     counted.received = request.received;
     parse_timeout(fields, counted);  // of which the wait for the model is a part
-    return pool->lease(pooled(fields.string("model").value_or("")), work);
+    const std::string asked = known.ollama() ? ollama_model(fields) : std::string(fields.string("model").value_or(""));
+    return pool->lease(pooled(asked), work);
 }
 
 HttpReply Server::Impl::steer_model(const json::object& body, const Known& known, WorkBudget& work) {
@@ -287,7 +296,7 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body);
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
-    const ApiContext ctx = context(model_for(request, body, work), request, known, work);
+    const ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
     switch (known.route) {
         case Route::chat:
             return post_chat(ctx, std::move(body));
@@ -299,6 +308,12 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
             return post_messages(ctx, std::move(body));
         case Route::count_tokens:
             return post_count_tokens(ctx, std::move(body));
+        case Route::ollama_chat:
+            return post_ollama_chat(ctx, body);
+        case Route::ollama_generate:
+            return post_ollama_generate(ctx, body);
+        case Route::ollama_show:
+            return post_ollama_show(ctx, body);
         case Route::pause:
             return post_pause(ctx, body, request.query);
         case Route::resume:

@@ -3,6 +3,7 @@
 // figures. usage: node clients.mjs http://127.0.0.1:PORT
 import assert from 'node:assert/strict';
 import Anthropic from '@anthropic-ai/sdk';
+import { Ollama } from 'ollama';
 import OpenAI from 'openai';
 import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
@@ -95,6 +96,48 @@ const tests = {
     const counted = await client.messages.countTokens({ model: 'x', messages, tools });
     assert.equal(counted.input_tokens, second.usage.input_tokens + second.usage.cache_read_input_tokens);
   },
+};
+
+const ollama = new Ollama({ host: base });
+const greedy = { temperature: 0, num_predict: 200 };
+tests['ollama chat, whole and in a stream'] = async () => {
+  const tools = [{ type: 'function', function: { name: 'brew_tea', description, parameters } }];
+  const messages = [{ role: 'user', content: question }];
+  const first = await ollama.chat({ model: 'x', messages, tools, options: greedy });
+  assert.deepEqual(first.message.tool_calls.map((call) => call.function), [{ name: 'brew_tea', arguments: wanted }]);
+  messages.push(first.message, { role: 'tool', tool_name: 'brew_tea', content: 'ready' });
+  const second = await ollama.chat({ model: 'x', messages, tools, options: greedy });
+  assert.equal(second.done_reason, 'stop');
+  assert.ok(second.prompt_eval_count > first.prompt_eval_count + first.eval_count && second.total_duration > 0);
+  let text = '', last;
+  for await (const part of await ollama.chat({ model: 'x', messages, tools, options: greedy, stream: true })) {
+    text += part.message.content;
+    last = part;
+  }
+  assert.equal(text, second.message.content);
+  assert.equal(last.eval_count, second.eval_count);
+};
+tests['ollama think, format, generate'] = async () => {
+  const asked = { model: 'x', messages: [{ role: 'user', content: 'What is 12 plus 30?' }], options: greedy };
+  const thought = await ollama.chat({ ...asked, think: true });
+  assert.ok(thought.message.thinking.length > 0 && thought.message.content.includes('42'), JSON.stringify(thought));
+  const format = { type: 'object', properties: { sum: { type: 'integer' } }, required: ['sum'], additionalProperties: false };
+  const formed = JSON.parse((await ollama.chat({ ...asked, format, think: false })).message.content);
+  assert.ok(Number.isInteger(formed.sum));
+  const generated = await ollama.generate({ model: 'x', prompt: 'What is 12 plus 30?', think: true, options: greedy });
+  assert.equal(generated.response, thought.message.content);
+  assert.equal((await ollama.generate({ model: 'x', prompt: '' })).done_reason, 'load');
+};
+tests['ollama list, show, ps, version, refusals'] = async () => {
+  const [listed] = (await ollama.list()).models;
+  const shown = await ollama.show({ model: listed.name });
+  assert.ok(shown.capabilities.includes('tools'));
+  assert.equal((await ollama.ps()).models[0].context_length, shown.model_info[`${listed.details.family}.context_length`]);
+  assert.match((await ollama.version()).version, /^\d+\.\d+/);
+  await assert.rejects(ollama.embed({ model: 'x', input: 'a' }), /no embeddings/);
+  await assert.rejects(ollama.pull({ model: 'x' }), /riptide pull/);
+  await assert.rejects(ollama.delete({ model: 'x' }), /riptide rm/);
+  await assert.rejects(ollama.chat({ model: 'x', messages: [{ role: 'user', content: 'a', images: ['aGk='] }] }), /text only/);
 };
 
 /// The whole loop by the AI SDK itself.

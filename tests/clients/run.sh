@@ -17,7 +17,7 @@ if [ ! -d "$modules/openai" ] && [ $# -lt 2 ] && command -v npm >/dev/null; then
   [ -d "$modules/openai" ] || (cd "$modules/.." && timeout 150 npm install --no-fund --no-audit --loglevel error --fetch-retries 1 --fetch-timeout 30000) ||
     { rm -rf "$modules"; skip "the packages cannot be fetched"; }
 fi
-for package in openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic ajv ajv-draft-04 ajv-formats zod; do
+for package in openai ollama @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic ajv ajv-draft-04 ajv-formats zod; do
   [ -d "$modules/$package" ] || skip "$package is not installed (npm install in tests/clients)"
 done
 [ "$1" != --fetch ] || exit 0

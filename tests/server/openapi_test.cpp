@@ -88,10 +88,11 @@ class ServerOpenApi : public ServerTest {
     bool refuses(const std::string& path, const json::object& body, const std::string& field) {
         const Answer answer = post(path, body);
         if (answer.status != 400) return false;
-        const json::object error = answer.object().at("error").as_object();
-        const json::value* param = error.if_contains("param");
+        const json::value error = answer.object().at("error");  // of Ollama's API a string
+        const json::value* param = error.is_object() ? error.get_object().if_contains("param") : nullptr;
         const std::string said(param != nullptr && param->is_string() ? param->as_string()
-                                                                      : error.at("message").as_string());
+                               : error.is_object()                    ? error.at("message").as_string()
+                                                                      : error.as_string());
         return said.starts_with(field) &&
                (said.size() == field.size() || std::string(".[: ").find(said[field.size()]) != std::string::npos);
     }
@@ -178,7 +179,8 @@ TEST_F(ServerOpenApi, every_field_that_is_read_is_described) {
     for (const auto& [path_text, methods] : api.paths()) {
         const std::string path(path_text);
         if (!methods.as_object().contains("post") || path == "/update_weights" || path == "/models/unload") continue;
-        if (path == "/v1/mcp/{name}") continue;  // read by another server
+        if (path == "/v1/mcp/{name}") continue;                                         // read by another server
+        if (!methods.at("post").at("responses").as_object().contains("200")) continue;  // it is always refused
         std::set<std::string> here;
         for (const json::object& body : api.bodies(path))
             for (const auto& [name, schema] : api.fields(body)) here.emplace(name);

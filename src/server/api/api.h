@@ -50,7 +50,18 @@ HttpReply get_models(const std::vector<ModelStatus>& models);
 /// One of them; `id` as in the path.
 HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id);
 HttpReply get_props(const ApiContext& ctx);
+Outcome post_ollama_chat(const ApiContext& ctx, const json::object& body);
+Outcome post_ollama_generate(const ApiContext& ctx, const json::object& body);
+HttpReply get_ollama_tags(const std::vector<ModelStatus>& models);
+/// Those that are loaded.
+HttpReply get_ollama_ps(const std::vector<ModelStatus>& models);
+HttpReply post_ollama_show(const ApiContext& ctx, const json::object& body);
+HttpReply get_ollama_version();
+/// Throws: what to do in place of what `path` asks for.
+[[noreturn]] void refuse_ollama(std::string_view path);
 
+/// Ollama's clients add it to names: NAME:latest is NAME.
+inline constexpr std::string_view kLatest = ":latest";
 /// The value of a key in "a=b&c=d", as it is written there.
 std::string_view query_value(std::string_view query, std::string_view key);
 /// ApiError(404) for a name that is none of `known`.
@@ -58,7 +69,8 @@ ApiError unknown_model(std::string_view name, const std::string& known);
 
 /// `prefix` and 24 random hexadecimal digits.
 std::string random_id(std::string_view prefix);
-/// Throws ApiError(404) for another model's name, if the server is strict.
+/// Throws ApiError(404) for another model's name, if the server is strict. NAME:latest, as Ollama's clients have it,
+/// is NAME.
 void check_model(const ApiContext& ctx, const std::string& name);
 /// What the engine throws when a prompt is too long, in the words that clients look for.
 ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::string& field);

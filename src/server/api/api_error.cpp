@@ -93,6 +93,7 @@ constexpr std::array kFields = std::to_array<std::string_view>({"messages",
 }  // namespace
 
 std::string error_body(const ApiError& error, ErrorShape shape) {
+    if (shape == ErrorShape::ollama) return json::serialize(json::object{{"error", error.what()}});
     json::object inner;
     if (shape == ErrorShape::anthropic) {
         inner = {{"type", anthropic_type(status_in(shape, error))}, {"message", error.what()}};

@@ -11,8 +11,8 @@
 
 namespace riptide::server {
 
-/// The two families of error bodies.
-enum class ErrorShape { openai, anthropic };
+/// The families of error bodies.
+enum class ErrorShape { openai, anthropic, ollama };
 
 /// A request that is answered with an error.
 class ApiError : public std::runtime_error {
@@ -39,6 +39,7 @@ template <class... Args>
 
 /// OpenAI: {"error": {"message", "type", "param", "code"}}.
 /// Anthropic: {"type": "error", "error": {"type", "message"}}.
+/// Ollama: {"error": message}.
 std::string error_body(const ApiError& error, ErrorShape shape);
 HttpReply error_reply(const ApiError& error, ErrorShape shape);
 

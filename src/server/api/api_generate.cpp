@@ -9,6 +9,8 @@
 #include "server/api/anthropic_request.h"
 #include "server/api/api.h"
 #include "server/api/api_error.h"
+#include "server/api/ollama_reply.h"
+#include "server/api/ollama_request.h"
 #include "server/api/openai_chat.h"
 #include "server/api/openai_completion.h"
 #include "server/api/responses_reply.h"
@@ -42,8 +44,9 @@ std::string random_id(std::string_view prefix) {
 }
 
 void check_model(const ApiContext& ctx, const std::string& name) {
-    if (ctx.options.strict_model && !name.empty() && name != ctx.model->name)
-        throw unknown_model(name, "'" + ctx.model->name + "'");
+    const std::string& ours = ctx.model->name;
+    if (!ctx.options.strict_model || name.empty() || name == ours || name == ours + std::string(kLatest)) return;
+    throw unknown_model(name, "'" + ours + "'");
 }
 
 ApiError unknown_model(std::string_view name, const std::string& known) {
@@ -229,6 +232,29 @@ HttpReply post_count_tokens(const ApiContext& ctx, json::object body) {
     const GenerationRequest asked = parse_messages(std::move(body), ctx.defaults, MessagesFor::counting);
     const auto tokens = std::ssize(ctx.engine.tokenize(asked.prompts.at(0).prompt, &ctx.work));
     return {200, json::serialize(json::object{{"input_tokens", tokens}})};
+}
+
+namespace {
+
+Outcome generate_ollama(const ApiContext& ctx, GenerationRequest asked, OllamaShape shape) {
+    check_model(ctx, asked.model);
+    const ReplyFacts facts = facts_of(ctx, "ollama-");
+    const auto reply = std::make_shared<OllamaReply>(facts, asked, ctx.engine.tokenizer(), shape);
+    if (asked.prompts.empty()) return reply->loaded();
+    PendingReply out = pending(reply, asked.stream);
+    out.stream_type = kLines;
+    start(ctx, asked, ErrorShape::ollama, shape == OllamaShape::chat ? "messages" : "prompt", facts.id, out);
+    return out;
+}
+
+}  // namespace
+
+Outcome post_ollama_chat(const ApiContext& ctx, const json::object& body) {
+    return generate_ollama(ctx, parse_ollama_chat(body, defaults_of(ctx)), OllamaShape::chat);
+}
+
+Outcome post_ollama_generate(const ApiContext& ctx, const json::object& body) {
+    return generate_ollama(ctx, parse_ollama_generate(body, defaults_of(ctx)), OllamaShape::generate);
 }
 
 }  // namespace riptide::server

@@ -27,7 +27,8 @@ void parse_stop(const Fields& fields, SamplingParams& out) {
     for (std::size_t i = 0; i < list->size(); ++i) {
         const json::value& text = (*list)[i];
         if (!text.is_string())
-            refuse(fmt::format("stop[{}]", i), "stop[{}]: expected a string, found {}", i, kind_of(text));
+            refuse(fmt::format("{}[{}]", fields.name("stop"), i), "{}[{}]: expected a string, found {}",
+                   fields.name("stop"), i, kind_of(text));
         out.stop_strings.emplace_back(text.get_string());
     }
 }

@@ -26,6 +26,13 @@ enum class Route {
     apply_template,
     messages,
     count_tokens,
+    ollama_chat,  // from here on Ollama's
+    ollama_generate,
+    ollama_tags,
+    ollama_ps,
+    ollama_show,
+    ollama_version,
+    ollama_refused,  // what Ollama does and this server does not; to here
     mcp,
     pause,  // from here on: Known::admin()
     resume,
@@ -43,6 +50,8 @@ struct Known {
     bool get() const { return method == "GET"; }
     /// Answered from the header alone.
     bool without_body() const { return method != "POST"; }
+    /// Ollama's API.
+    bool ollama() const { return route >= Route::ollama_chat && route <= Route::ollama_refused; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.
     bool admin() const { return route >= Route::pause; }
 };

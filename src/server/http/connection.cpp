@@ -253,7 +253,7 @@ net::awaitable<bool> Connection::answer(PendingReply& reply, Input& in) {
         Headers headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
         if (!in.http_1_0) headers.emplace_back("Transfer-Encoding", "chunked");
         headers.insert(headers.end(), in.also.begin(), in.also.end());
-        std::string begin = reply_head(200, "text/event-stream; charset=utf-8", headers, in.keep_alive && !in.http_1_0);
+        std::string begin = reply_head(200, reply.stream_type, headers, in.keep_alive && !in.http_1_0);
         begin += "\r\n";
         if (!reply.opening.empty()) begin += framed(reply.opening, in.http_1_0);
         if (!co_await write(begin)) co_return false;

@@ -55,8 +55,9 @@ struct ReplyEnding {
 /// What `take` and `finish` throw ends the reply as a mistake of the server.
 struct PendingReply {
     std::shared_ptr<EventQueue> events;
-    /// true: server-sent events, the header and `opening` are sent at once. false: one reply when all has come.
+    /// true: the header and `opening` are sent at once, and parts as they come. false: one reply when all has come.
     bool stream = false;
+    std::string stream_type = "text/event-stream; charset=utf-8";  // Content-Type of a stream
     std::string opening;
     /// Takes one event; for a stream appends what the client gets to see. Returns true when the reply is complete:
     /// nothing more is taken then.
