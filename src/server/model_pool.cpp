@@ -160,7 +160,7 @@ void ModelPool::run() {
 
 void ModelPool::load(Lock& lock, Entry& entry) {
     entry.state = ModelState::loading;
-    if (!make_room(lock, entry)) return;
+    if (const auto refusal = make_room(lock, entry)) return ended(entry, *refusal);
     std::unique_ptr<const ServedModel> model;
     std::string reason;
     lock.unlock();
@@ -171,41 +171,36 @@ void ModelPool::load(Lock& lock, Entry& entry) {
     }
     lock.lock();
     if (!model)
-        return ended(entry, ModelState::failed, fmt::format("the model '{}' cannot be loaded: {}", entry.name, reason));
+        return ended(entry,
+                     {ModelState::failed, fmt::format("the model '{}' cannot be loaded: {}", entry.name, reason)});
     entry.info = model->engine->info();
     entry.bytes = std::max(entry.bytes, entry.info->memory_bytes);
     entry.model = std::move(model);
-    if (make_room(lock, entry)) {
-        entry.used = Clock::now();
-        return ended(entry, ModelState::ready, "");
+    if (const auto refusal = make_room(lock, entry)) {
+        put_away(lock, entry);
+        return ended(entry, *refusal);
     }
-    const ModelState state = entry.state;  // as make_room has left it
-    put_away(lock, entry);
-    entry.state = state;
+    entry.used = Clock::now();
+    ended(entry, {ModelState::ready, ""});
 }
 
-/// For an entry that is being loaded; its bytes count. false: there is none, and the attempt has ended.
-bool ModelPool::make_room(Lock& lock, Entry& entry) {
-    if (entry.bytes > options_.memory_bytes) {
-        ended(entry, ModelState::failed,
-              fmt::format("the model '{}' takes {} of memory, but all models together may have {}: --models-memory",
-                          entry.name, mebibytes(entry.bytes), mebibytes(options_.memory_bytes)));
-        return false;
-    }
+/// For an entry that is being loaded; its bytes count. What it returns, if there is none, is how the attempt ends.
+std::optional<ModelPool::Ending> ModelPool::make_room(Lock& lock, Entry& entry) {
+    if (entry.bytes > options_.memory_bytes)
+        return Ending{
+            ModelState::failed,
+            fmt::format("the model '{}' takes {} of memory, but all models together may have {}: --models-memory",
+                        entry.name, mebibytes(entry.bytes), mebibytes(options_.memory_bytes))};
     while (bytes_in_use() > options_.memory_bytes) {
-        if (Entry* const old = least_recent()) {
-            put_away(lock, *old);
-        } else if (being_unloaded()) {
-            changed_.wait(lock);
-        } else {
-            ended(entry, ModelState::unloaded,
-                  fmt::format("the model '{}' takes {} of memory, and the models in use leave no room for it",
-                              entry.name, mebibytes(entry.bytes)),
-                  true);
-            return false;
-        }
+        if (Entry* const old = least_recent()) put_away(lock, *old);
+        else if (being_unloaded()) changed_.wait(lock);
+        else
+            return Ending{ModelState::unloaded,
+                          fmt::format("the model '{}' takes {} of memory, and the models in use leave no room for it",
+                                      entry.name, mebibytes(entry.bytes)),
+                          true};
     }
-    return true;
+    return std::nullopt;
 }
 
 /// Whoever looks at it ends first; its memory is free when this returns.
@@ -220,10 +215,10 @@ void ModelPool::put_away(Lock& lock, Entry& entry) {
     changed_.notify_all();
 }
 
-void ModelPool::ended(Entry& entry, ModelState state, std::string reason, bool no_room) {
-    entry.state = state;
-    entry.reason = std::move(reason);
-    entry.no_room = no_room;
+void ModelPool::ended(Entry& entry, const Ending& how) {
+    entry.state = how.state;
+    entry.reason = how.reason;
+    entry.no_room = how.no_room;
     ++entry.attempts;
     changed_.notify_all();
 }

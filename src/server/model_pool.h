@@ -101,14 +101,21 @@ class ModelPool {
         bool idle() const { return state == ModelState::ready && leases == 0 && waiting == 0; }
     };
 
+    /// Of an attempt to load a model.
+    struct Ending {
+        ModelState state;
+        std::string reason;
+        bool no_room = false;  // models in use left none
+    };
+
     Entry& find(const std::string& name);
     ModelLease lend(Entry& entry, int64_t Entry::*count);
     void want(Entry& entry);
     void run();
     void load(Lock& lock, Entry& entry);
-    bool make_room(Lock& lock, Entry& entry);
+    std::optional<Ending> make_room(Lock& lock, Entry& entry);
     void put_away(Lock& lock, Entry& entry);
-    void ended(Entry& entry, ModelState state, std::string reason, bool no_room = false);
+    void ended(Entry& entry, const Ending& how);
     Entry* least_recent();
     bool being_unloaded() const;
     int64_t bytes_in_use() const;

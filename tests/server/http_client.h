@@ -86,6 +86,8 @@ class Client {
         return boost::asio::read(socket_, boost::asio::buffer(&byte, 1), ec) == 0 && ec;
     }
     void close() { socket_.close(); }
+    /// Bytes have come that nobody has read.
+    bool has_news() { return socket_.available() > 0; }
     /// Says that no more requests will come, and still reads.
     void finish_sending() { socket_.shutdown(boost::asio::ip::tcp::socket::shutdown_send); }
 

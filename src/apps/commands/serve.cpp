@@ -300,7 +300,7 @@ void add_engine_flags(Command& cmd, ServerFlags& o) {
 }  // namespace
 
 void add_serve(Command& app, Action& action) {
-    Command* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as the APIs of OpenAI and Anthropic have it");
+    Command* cmd = app.add_subcommand("serve", "Offer a model over HTTP, as OpenAI, Anthropic and Ollama do");
     auto options = std::make_shared<ServerFlags>();
     options->server.http.port = 8484;
     cmd->wide_help(52);
