@@ -313,7 +313,8 @@ void add_serve(Command& app, Action& action) {
     add_compress_flags(*cmd, options->compress);
     for (const char* flag :
          {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
-          "--min-p", "--chunk", "--draft-tree", "--log-content"})  // told by run, ppl, chat
+          "--min-p", "--chunk", "--draft-tree", "--log-content",  // told by run, ppl, chat
+          "--models-memory", "--keep-alive", "--rows-beside", "--slowdown"})  // told by docs/
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "
