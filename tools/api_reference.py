@@ -207,7 +207,7 @@ def names_read(source: str) -> set[str]:
 
 
 def differences(reference: Reference) -> list[str]:
-    sources = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "src/server/api").glob("*.cpp"))}
+    sources = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "src/server/api").rglob("*.cpp"))}
     chat = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src/text/chat").glob("*.cpp")))
     known = reference.names_asked()
     problems = []

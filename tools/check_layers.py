@@ -32,9 +32,9 @@ PARTS = {
     "server": ["openapi", "http", "page", "api"],
     "apps": ["support", "convert", "synth", "flags", "chat", "ab", "niah", "bench", "commands"],
 }
-# Back ends, which include contracts and nothing of each other. Contracts, with the choice of a back end in their *.cpp,
-# are what else lies in ops.
-APART = {"ops": ["reference", "cpu", "cuda"]}
+# Parts that include nothing of each other: back ends (contracts, with the choice of a back end in their *.cpp, are what
+# else lies in ops), and the APIs of a server.
+APART = {"ops": ["reference", "cpu", "cuda"], "server/api": ["openai", "anthropic", "responses", "ollama"]}
 SERVER_MAY = {"engine/engine.h", "engine/request.h"}
 CUDA_FOLDERS = {"tensor", "quant", "ops"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')

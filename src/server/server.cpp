@@ -6,7 +6,7 @@
 #include "base/percent.h"
 #include "server/access.h"
 #include "server/api/api.h"
-#include "server/api/ollama_request.h"
+#include "server/api/ollama/ollama_request.h"
 #include "server/api/routes.h"
 #include "server/model_pool.h"
 #include "server/openapi/openapi.h"

@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "base/json.h"
-#include "server/api/anthropic_request.h"
-#include "server/api/responses_request.h"
+#include "server/api/anthropic/anthropic_request.h"
+#include "server/api/responses/responses_request.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {

@@ -3,8 +3,8 @@
 // and choices of which the conversation is made.
 #include <algorithm>
 
-#include "server/api/anthropic_request.h"
-#include "server/api/responses_request.h"
+#include "server/api/anthropic/anthropic_request.h"
+#include "server/api/responses/responses_request.h"
 #include "tests/fuzz/history_maker.h"
 #include "tests/text/demo_tokenizer.h"
 #include "text/chat/chat.h"

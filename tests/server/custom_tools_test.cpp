@@ -1,6 +1,6 @@
 // Tools that take free text, and the text held to a form: by both of OpenAI's APIs.
 #include "base/json.h"
-#include "server/api/responses_request.h"
+#include "server/api/responses/responses_request.h"
 #include "tests/server/http_client.h"
 
 namespace riptide::testing {

@@ -16,6 +16,7 @@
 #include "apps/support/local_http.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "engine/prompt/model_text.h"
 #include "io/checkpoint.h"
 #include "models/dflash_config.h"

@@ -17,6 +17,7 @@
 #include "apps/synth/random_checkpoint.h"
 #include "apps/synth/synth_shapes.h"
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "base/json.h"
 #include "engine/execution/memory_plan.h"
 #include "models/model.h"
@@ -104,8 +105,9 @@ std::vector<Fit> all_fits(const FitFlags& o, const Place& place) {
     }
     if (!out.empty()) return out;
     std::error_code ec;
-    const std::optional<ModelName> name = std::filesystem::exists(what, ec) ? std::nullopt : parse_model_name(what);
-    if (!name && !std::filesystem::exists(what, ec)) {
+    const bool is_path = std::filesystem::exists(what, ec);
+    const std::optional<ModelName> name = is_path ? std::nullopt : parse_model_name(what);
+    if (!name && !is_path) {
         const std::string shape = what.substr(0, what.find(':'));
         const auto& shapes = synth_shapes();
         RT_CHECK(std::any_of(shapes.begin(), shapes.end(), [&](const GgufLayout& s) { return s.name == shape; }),

@@ -1,6 +1,5 @@
 #include "apps/commands/serve_engine.h"
 
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include "apps/support/model_list.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "engine/prompt/loaded_text.h"
 #include "models/dflash_config.h"
 #include "tensor/gpu.h"
@@ -59,7 +59,7 @@ ServerFlags flags_of(const ServerFlags& o, const ListedModel& model) {
 
 int64_t default_models_memory(const std::optional<GpuOptions>& gpu) {
     if (gpu) return Gpu::open({.ordinal = gpu->ordinal, .memory_budget = 0, .portable = gpu->portable})->available();
-    return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE) / 4 * 3;
+    return physical_memory() / 4 * 3;
 }
 
 }  // namespace

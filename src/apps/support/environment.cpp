@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "base/error.h"
 
@@ -26,15 +25,6 @@ std::string find_program(const std::string& name) {
         at = end + 1;
     }
     return {};
-}
-
-int64_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    for (std::string word; file >> word;) {
-        int64_t kib = 0;
-        if (word == "MemAvailable:" && file >> kib) return kib << 10;
-    }
-    return 0;
 }
 
 std::string cache_folder() {

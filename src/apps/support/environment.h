@@ -1,7 +1,6 @@
 // What the machine says about itself: systemd's socket, folders, programs. Never options of ours.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 namespace riptide::apps {
@@ -11,9 +10,6 @@ std::string environment(const char* name);
 
 /// A program on PATH, or "".
 std::string find_program(const std::string& name);
-
-/// Main memory that programs may take now, in bytes; 0: the system does not say.
-int64_t available_memory();
 
 /// Riptide's own cache: $XDG_CACHE_HOME/riptide, or ~/.cache/riptide; "" if neither is set.
 std::string cache_folder();

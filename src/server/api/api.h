@@ -6,7 +6,7 @@
 #include "engine/engine.h"
 #include "server/api/generation_request.h"
 #include "server/api/live_requests.h"
-#include "server/api/response_store.h"
+#include "server/api/responses/response_store.h"
 #include "server/http/message.h"
 #include "server/metrics.h"
 #include "server/model_pool.h"

@@ -5,15 +5,15 @@
 #include <random>
 
 #include "base/json.h"
-#include "server/api/anthropic_reply.h"
-#include "server/api/anthropic_request.h"
+#include "server/api/anthropic/anthropic_reply.h"
+#include "server/api/anthropic/anthropic_request.h"
 #include "server/api/api.h"
 #include "server/api/api_error.h"
-#include "server/api/ollama_reply.h"
-#include "server/api/ollama_request.h"
-#include "server/api/openai_chat.h"
-#include "server/api/openai_completion.h"
-#include "server/api/responses_reply.h"
+#include "server/api/ollama/ollama_reply.h"
+#include "server/api/ollama/ollama_request.h"
+#include "server/api/openai/openai_chat.h"
+#include "server/api/openai/openai_completion.h"
+#include "server/api/responses/responses_reply.h"
 
 namespace riptide::server {
 

@@ -19,6 +19,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/host_memory.h"
 #include "server/http/connection.h"
 
 namespace riptide::server {
@@ -42,8 +43,7 @@ tcp::endpoint address_of(const HttpOptions& o) {
 
 int64_t inflight_bytes(const HttpOptions& o) {
     if (o.inflight_bytes > 0) return o.inflight_bytes;
-    const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
-    return std::max(memory / 4, 2 * HttpOptions::kBytesOfBody * static_cast<int64_t>(o.body_bytes));
+    return std::max(physical_memory() / 4, 2 * HttpOptions::kBytesOfBody * static_cast<int64_t>(o.body_bytes));
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 #include "server/api/custom_tools.h"
 #include "server/api/generation_request.h"
-#include "server/api/response_store.h"
-#include "server/api/responses_origins.h"
+#include "server/api/responses/response_store.h"
+#include "server/api/responses/responses_origins.h"
 
 namespace riptide::server {
 

@@ -1,4 +1,4 @@
-#include "server/api/ollama_reply.h"
+#include "server/api/ollama/ollama_reply.h"
 
 #include <ctime>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "server/api/responses_origins.h"
+#include "server/api/responses/responses_origins.h"
 
 #include <charconv>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include "server/api/openai_completion.h"
+#include "server/api/openai/openai_completion.h"
 
 #include "base/json.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "server/api/responses_request.h"
+#include "server/api/responses/responses_request.h"
 
 namespace riptide::server {
 

@@ -1,4 +1,4 @@
-#include "server/api/anthropic_request.h"
+#include "server/api/anthropic/anthropic_request.h"
 
 #include <limits>
 

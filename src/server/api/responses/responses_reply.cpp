@@ -1,10 +1,10 @@
-#include "server/api/responses_reply.h"
+#include "server/api/responses/responses_reply.h"
 
 #include <utility>
 
 #include "base/json.h"
 #include "server/api/api.h"
-#include "server/api/responses_tools.h"
+#include "server/api/responses/responses_tools.h"
 
 namespace riptide::server {
 

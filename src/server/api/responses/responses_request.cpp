@@ -1,7 +1,7 @@
-#include "server/api/responses_request.h"
+#include "server/api/responses/responses_request.h"
 
 #include "base/json.h"
-#include "server/api/responses_tools.h"
+#include "server/api/responses/responses_tools.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "server/api/openai_chat.h"
+#include "server/api/openai/openai_chat.h"
 
 #include <utility>
 

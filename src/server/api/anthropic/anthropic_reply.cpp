@@ -1,4 +1,4 @@
-#include "server/api/anthropic_reply.h"
+#include "server/api/anthropic/anthropic_reply.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "server/api/ollama_request.h"
+#include "server/api/ollama/ollama_request.h"
 
 #include <limits>
 

@@ -3,8 +3,8 @@
 
 #include "base/json.h"
 #include "server/api/api.h"
-#include "server/api/ollama_reply.h"
-#include "server/api/ollama_request.h"
+#include "server/api/ollama/ollama_reply.h"
+#include "server/api/ollama/ollama_request.h"
 
 namespace riptide::server {
 

@@ -1,4 +1,4 @@
-#include "server/api/response_store.h"
+#include "server/api/responses/response_store.h"
 
 #include "base/json.h"
 

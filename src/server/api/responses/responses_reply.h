@@ -7,7 +7,7 @@
 #include <string>
 
 #include "server/api/reply_parts.h"
-#include "server/api/responses_request.h"
+#include "server/api/responses/responses_request.h"
 
 namespace riptide::server {
 

@@ -1,4 +1,4 @@
-#include "server/api/responses_tools.h"
+#include "server/api/responses/responses_tools.h"
 
 #include <set>
 #include <utility>
