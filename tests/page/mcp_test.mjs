@@ -1,7 +1,7 @@
 // Tools of MCP servers in the page, and the page below a sub-path.
 import assert from 'node:assert/strict';
 import { hangingServer, lockedServer, mcpServer, subPath } from './mcp.mjs';
-import { accessible, composer, idle, say, scriptServer, test, until, visit } from './world.mjs';
+import { accessible, composer, focused, idle, reads, say, scriptServer, soon, test, until, visit } from './world.mjs';
 
 const kScript = [
   { has: ['<tool_response>'], reasoning: '', answer: 'The tool has answered.' },
@@ -15,6 +15,14 @@ async function choose(page, names) {
 }
 const done = (page) => page.getByRole('button', { name: 'Done' }).click();
 const ask = async (page, text) => (await composer(page).fill(text), composer(page).press('Enter'));
+
+/// Whether the browser's store has these words. Runs in the page.
+const stored = (words) =>
+  new Promise((done) => {
+    indexedDB.open('riptide').onsuccess = ({ target: { result: db } }) => {
+      db.transaction('bodies').objectStore('bodies').getAll().onsuccess = ({ target }) => (db.close(), done(JSON.stringify(target.result).includes(words)));
+    };
+  });
 
 export async function testMcp(scripted, model) {
   const adder = await mcpServer();
@@ -33,19 +41,20 @@ export async function testMcp(scripted, model) {
     const run = card.getByRole('button', { name: 'Run on adder' });
     await run.waitFor();
     await idle(page);
-    assert.match(await card.getByLabel('Arguments').innerText(), /"a": 12,\s+"b": 30/);
+    await reads(card.getByLabel('Arguments'), /"a": 12,\s+"b": 30/);
     assert.equal(calls().length, 0, 'nothing is called before it is confirmed');
     await accessible(page, 'MCP call');
     for (let i = 0; i < 40 && !(await run.evaluate((button) => button === document.activeElement)); ++i) await page.keyboard.press('Shift+Tab');
+    await focused(run);
     await page.keyboard.press('Tab');
     await page.keyboard.press('Space');
-    assert.ok(await card.getByLabel('Always allow this tool').isChecked());
+    await soon(async () => assert.ok(await card.getByLabel('Always allow this tool').isChecked()));
     await page.keyboard.press('Shift+Tab');
     await page.keyboard.press('Enter');
     await page.getByText('The tool has answered.').waitFor();
     await idle(page);
     const result = page.getByLabel('Result of adder__add').getByLabel('Result', { exact: true });
-    assert.equal(await result.innerText(), 'sum 42\n[image/png: only text can be read]');
+    await reads(result, /^sum 42\n\[image\/png: only text can be read\]$/);
     assert.equal(calls()[0].headers['mcp-protocol-version'], '2025-06-18');
     adder.forget(); // the page begins another session
     await page.getByRole('button', { name: 'New conversation' }).click();
@@ -62,8 +71,7 @@ export async function testMcp(scripted, model) {
     await run.last().waitFor();
     assert.equal(calls().length, before);
     await page.goto('about:blank');
-    for (const end = Date.now() + 5000; Date.now() < end && !adder.seen.some(({ method }) => method === 'DELETE');) await new Promise((soon) => setTimeout(soon, 20));
-    assert.ok(adder.seen.some(({ method }) => method === 'DELETE'), 'the session ends with the tab');
+    await soon(async () => assert.ok(adder.seen.some(({ method }) => method === 'DELETE'), 'the session ends with the tab'));
     await page.leave();
   });
 
@@ -78,15 +86,15 @@ export async function testMcp(scripted, model) {
     await card.getByText('Waits for adder').waitFor();
     await page.getByRole('button', { name: 'Stop' }).click();
     adder.hang = false;
-    assert.match(await card.getByRole('alert').innerText(), /^The call was stopped\. Run it again, or write the result yourself\./);
+    await reads(card.getByRole('alert'), /^The call was stopped\. Run it again, or write the result yourself\./);
     await card.getByLabel('Result').fill('42, by hand');
-    await page.waitForTimeout(2000); // it is stored within a second
+    await until(page, stored, '42, by hand');
     await page.reload();
     await page.locator('.sidebar .title').first().click();
-    assert.equal(await card.getByLabel('Result').inputValue(), '42, by hand');
+    await soon(async () => assert.equal(await card.getByLabel('Result').inputValue(), '42, by hand'));
     await page.getByRole('button', { name: 'Send result' }).click();
     await page.getByText('The tool has answered.').waitFor();
-    assert.match(await page.getByLabel('Result of adder__add').innerText(), /42, by hand/);
+    await reads(page.getByLabel('Result of adder__add'), /42, by hand/);
     await page.leave();
   });
 
@@ -96,7 +104,7 @@ export async function testMcp(scripted, model) {
     await page.getByText("the MCP server 'locked' wants a login (status 401), which riptide cannot give").waitFor();
     await done(page);
     await say(page, 'Hi');
-    assert.match(await page.locator('.message .error').innerText(), /^the MCP server 'locked' wants a login/);
+    await reads(page.locator('.message .error'), /^the MCP server 'locked' wants a login/);
     await choose(page, ['hangs']);
     await page.getByLabel('locked', { exact: true }).uncheck();
     await page.getByText('Asking for its tools').waitFor();
@@ -124,7 +132,7 @@ export async function testMcp(scripted, model) {
     await page.getByRole('link', { name: 'Live' }).click();
     await page.getByText('Nobody asks.').waitFor();
     await page.getByRole('link', { name: 'Connect' }).click();
-    assert.ok((await page.getByLabel('curl').innerText()).includes(`curl ${proxy.url}v1/chat/completions`));
+    await soon(async () => assert.ok((await page.getByLabel('curl').innerText()).includes(`curl ${proxy.url}v1/chat/completions`)));
     await page.leave();
     assert.deepEqual(proxy.outside, []);
   });

@@ -9,6 +9,8 @@ import { chromium } from 'playwright-core';
 
 export const work = fs.mkdtempSync(path.join(os.tmpdir(), 'riptide-page-'));
 export const ends = [() => fs.rmSync(work, { recursive: true, force: true })];
+/// How long anything may take that a test waits for, in ms: the machine may have other work.
+const kPatience = 60_000;
 let checks = 0;
 const failures = [];
 
@@ -75,7 +77,7 @@ export async function visit(url, options = {}) {
   page.on('request', (request) => {
     if (!request.url().startsWith(`${origin}/`) && !/^(data|blob):/.test(request.url())) faults.push(`asks ${request.url()}`);
   });
-  page.setDefaultTimeout(10_000);
+  page.setDefaultTimeout(kPatience);
   await page.goto(url);
   page.leave = async () => {
     await context.close();
@@ -93,12 +95,24 @@ export async function say(page, text) {
   await idle(page);
 }
 
-/// Waits until `what`, called in the page, is true. Playwright's own way is forbidden by the page's policy: it evaluates text.
-export async function until(page, what, given) {
-  for (const end = Date.now() + 60_000; Date.now() < end; await new Promise((done) => setTimeout(done, 30)))
-    if (await page.evaluate(what, given)) return;
-  throw new Error(`not within a minute: ${what}`);
+/// Tries `check` again until it throws no more, and returns what it returns: a page draws in its own time.
+export async function soon(check) {
+  for (const end = Date.now() + kPatience; ; await new Promise((done) => setTimeout(done, 30))) {
+    try {
+      return await check();
+    } catch (error) {
+      if (Date.now() > end) throw error;
+    }
+  }
 }
+export const reads = (locator, words) => soon(async () => assert.match(await locator.innerText(), words));
+export const counts = (locator, most) => soon(async () => assert.equal(await locator.count(), most));
+export const shows = (locator, visible = true) => soon(async () => assert.equal(await locator.isVisible(), visible));
+/// Waits until the keyboard's focus is there.
+export const focused = (locator) => soon(async () => assert.ok(await locator.evaluate((element) => element === document.activeElement), 'it has no focus'));
+
+/// Waits until `what`, called in the page, is true. Playwright's own way is forbidden by the page's policy: it evaluates text.
+export const until = (page, what, given) => soon(async () => assert.ok(await page.evaluate(what, given), `not so: ${what}`));
 export const idle = (page) => until(page, () => document.querySelector('.assistant .actions') && document.querySelector('.composer .row button:last-child').textContent === 'Send');
 
 /// Fills fields of the settings: {label: value}.
