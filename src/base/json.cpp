@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <algorithm>
 #include <atomic>
 #include <boost/json/basic_parser_impl.hpp>
 #include <charconv>
@@ -7,6 +8,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 
 namespace riptide {
 
@@ -92,12 +94,18 @@ class CountedMemory final : public json::memory_resource {
     std::atomic<int64_t> taken_ = 0;
 };
 
-json::value parse_into(const json::storage_ptr& memory, std::string_view text, std::string_view what, int max_depth) {
+json::value parse_into(const json::storage_ptr& memory, std::string_view text, std::string_view what, int max_depth,
+                       WorkBudget* work) {
+    constexpr std::size_t kBetweenLooks = std::size_t{16} << 10;  // bytes, of which some 50 MB are parsed in a second
     json::parse_options options;
     options.max_depth = static_cast<std::size_t>(max_depth);
     json::basic_parser<ValueBuilder> parser(options, memory);
     json::error_code ec;
-    const std::size_t used = parser.write_some(true, text.data(), text.size(), ec);
+    std::size_t used = 0;
+    while (used < text.size() && !ec && !parser.done()) {
+        used += parser.write_some(true, text.data() + used, std::min(kBetweenLooks, text.size() - used), ec);
+        if (work != nullptr) work->look();
+    }
     if (!ec && parser.done()) {
         const std::size_t rest = text.find_first_not_of(" \t\r\n", used);
         RT_CHECK(rest == std::string_view::npos, "{}: extra bytes after the JSON value at byte {}", what, rest);
@@ -111,11 +119,12 @@ json::value parse_into(const json::storage_ptr& memory, std::string_view text, s
 }  // namespace
 
 json::value parse_json(std::string_view text, std::string_view what, int max_depth) {
-    return parse_into({}, text, what, max_depth);
+    return parse_into({}, text, what, max_depth, nullptr);
 }
 
-json::value parse_json_within(std::string_view text, std::string_view what, int64_t max_bytes, int max_depth) {
-    return parse_into(json::make_shared_resource<CountedMemory>(what, max_bytes), text, what, max_depth);
+json::value parse_json_within(std::string_view text, std::string_view what, int64_t max_bytes, WorkBudget* work,
+                              int max_depth) {
+    return parse_into(json::make_shared_resource<CountedMemory>(what, max_bytes), text, what, max_depth, work);
 }
 
 const json::value& SharedJson::operator*() const {

@@ -12,12 +12,16 @@
 
 namespace riptide {
 
+class WorkBudget;
+
 /// Parses one JSON text (RFC 8259, UTF-8). `what` names the source in errors ("config.json").
 /// Throws Error with the byte offset on malformed text, trailing bytes, or nesting deeper than `max_depth`.
 json::value parse_json(std::string_view text, std::string_view what, int max_depth = 128);
 /// The same for a stranger's text: throws Error as soon as the values need more than `max_bytes` of memory, while they
-/// are parsed or, where they grow, later.
-json::value parse_json_within(std::string_view text, std::string_view what, int64_t max_bytes, int max_depth = 128);
+/// are parsed or, where they grow, later. `work`, where it is not null, is looked at while they are parsed; nothing is
+/// taken from it.
+json::value parse_json_within(std::string_view text, std::string_view what, int64_t max_bytes,
+                              WorkBudget* work = nullptr, int max_depth = 128);
 
 /// A value that its copies share; null unless given.
 class SharedJson {

@@ -294,7 +294,7 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
     work.look();  // it may have waited for a worker longer than its client did
     if (known.route == Route::mcp) return pass_to_mcp(options.mcp, rest_of(request.path, known), request);
     const bool nothing = known.admin() && request.body.empty();
-    json::object body = nothing ? json::object() : parse_body(request.body);
+    json::object body = nothing ? json::object() : parse_body(request.body, work);
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
     const ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
     switch (known.route) {

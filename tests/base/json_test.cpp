@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <random>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 
 namespace riptide {
 namespace {
@@ -60,6 +62,35 @@ TEST(Json, values_that_need_more_memory_than_allowed_are_refused_while_they_are_
         EXPECT_STREQ(error.what(), "it: its values need more than 1048576 bytes of memory");
     }
     EXPECT_EQ(parse_json_within("{\"a\": [1, \"b\"]}", "it", 1 << 20), parse_json("{\"a\": [1, \"b\"]}", "it"));
+}
+
+TEST(Json, a_text_is_read_piece_by_piece_and_says_the_same) {
+    const std::string pair =
+        R"(["\ud83d\ude00 \u00e4\n",-12345678901234567.5e-3,true,null,{"a key":18446744073709551615}])";
+    const json::value expected = parse_json(pair, "it");
+    for (std::size_t before = (16 << 10) - 2 * pair.size(); before < (16 << 10); ++before) {
+        const std::string text = std::string(before, ' ') + "[" + pair + "," + pair + "]";
+        const json::value value = parse_json(text, "it");
+        ASSERT_EQ(value.at(0), expected) << before;
+        ASSERT_EQ(value.at(1), expected) << before;
+        const std::string half = std::string(before, ' ') + R"({"a":"\ud800\n"})";
+        ASSERT_EQ(problem_of(half),
+                  fmt::format("it: not valid JSON at byte {}: \\ud800 is half of a surrogate pair, and "
+                              "the other half does not follow",
+                              before + 13));
+        ASSERT_EQ(problem_of(text + " x"),
+                  fmt::format("it: extra bytes after the JSON value at byte {}", text.size() + 1));
+        ASSERT_EQ(problem_of(text.substr(0, text.size() - 1)),
+                  fmt::format("it: not valid JSON at byte {}: incomplete JSON", text.size() - 1));
+    }
+}
+
+TEST(Json, who_has_gone_does_not_wait_until_a_text_is_parsed) {
+    std::atomic<bool> gone = true;
+    WorkBudget work(WorkBudget::kUnlimited, &gone);
+    EXPECT_THROW(parse_json_within("[1]", "it", 1 << 20, &work), WorkStopped);
+    gone = false;
+    EXPECT_EQ(parse_json_within("[1]", "it", 1 << 20, &work), json::value({1}));
 }
 
 TEST(Json, copies_of_a_shared_value_are_one) {

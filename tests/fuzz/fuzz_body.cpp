@@ -28,7 +28,8 @@ void check(const GenerationRequest& r) {
 std::string parse(char dialect, std::string_view text) {
     const RequestDefaults defaults;
     try {
-        json::object body = parse_body(text);
+        WorkBudget work;
+        json::object body = parse_body(text, work);
         GenerationRequest out;
         if (dialect == 'c') out = parse_chat(std::move(body), defaults);
         else if (dialect == 'm') out = parse_messages(std::move(body), defaults, MessagesFor::answering);

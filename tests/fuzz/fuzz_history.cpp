@@ -96,7 +96,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                                     : api == 'r' ? fuzz::ResponsesMaker(bytes).conversation()
                                                  : fuzz::MessagesMaker(bytes).conversation();
     const std::string text = json::serialize(made.body);
-    const Reading one = render(api, parse_body(text)), two = render(api, parse_body(text));
+    WorkBudget work;
+    const Reading one = render(api, parse_body(text, work)), two = render(api, parse_body(text, work));
     require(one.refused == two.refused && one.prompt.text == two.prompt.text, "the same each time", text);
     if (one.status != 0) {
         require(one.status >= 400 && one.status < 500, "what cannot be read is refused", text + "\n" + one.refused);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "base/work_budget.h"
 #include "text/utf8.h"
 
 namespace riptide::server {
@@ -77,16 +78,17 @@ const json::object* Fields::object(std::string_view key) const {
     return &value->get_object();
 }
 
-json::object parse_body(std::string_view body) {
+json::object parse_body(std::string_view body, WorkBudget& work) {
     if (const std::size_t valid = utf8_valid_prefix(body); valid < body.size())
         refuse("", "the body is not valid UTF-8 at byte {}", valid);
     constexpr int64_t kMemory = int64_t{48} << 20, kMemoryOfByte = 24;
     try {
         json::value value =
-            parse_json_within(body, "the body", kMemory + kMemoryOfByte * static_cast<int64_t>(body.size()));
+            parse_json_within(body, "the body", kMemory + kMemoryOfByte * static_cast<int64_t>(body.size()), &work);
         if (!value.is_object()) refuse("", "the body: expected a JSON object, found {}", kind_of(value));
         return std::move(value.get_object());
     } catch (const Error& error) {
+        if (error.kind() == ErrorKind::unavailable) throw;  // stopped
         throw ApiError(400, error.what());
     }
 }

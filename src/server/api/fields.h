@@ -38,7 +38,7 @@ class Fields {
 };
 
 /// The object that a request's body must be. Throws ApiError(400) with the byte offset of what is not JSON, and if its
-/// values need more memory than 24 times the body and 48 MiB.
-json::object parse_body(std::string_view body);
+/// values need more memory than 24 times the body and 48 MiB; WorkStopped and WorkLate as `work` does.
+json::object parse_body(std::string_view body, WorkBudget& work);
 
 }  // namespace riptide::server
