@@ -164,6 +164,35 @@ def launch():
     expect(done.returncode == 69 and "none.gguf" in done.stderr, f"launch says why the server ended: {done.stderr}")
 
 
+def launch_on_several_models():
+    """The default is loaded for the agent, however long that takes; one that cannot be loaded is told."""
+    folder, tools = work / "launched", work / "bin"
+    folder.mkdir()
+    shutil.copy(ROOT / "models/demo/laguna-demo.gguf", folder / "one.gguf")
+    (work / "two.gguf").write_bytes(b"no model")
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "NOTE": str(work / "note.json"), "TMPDIR": str(work / "tmp")}
+    port = free_port()
+    server = start_server(port, "--models", str(folder))
+    try:
+        done = run("launch", "pi", "--port", port, "--any-context", env=env)
+        expect(done.returncode == 3 and "'one' is being loaded" in done.stderr, f"launch waits for the model: {done}")
+        expect("42" in (work / "note.json").read_text(), "and the agent has its answer")
+        (work / "note.json").unlink()
+    finally:
+        stop(server)
+    models = work / "models.json"
+    models.write_text(json.dumps({"models": {"two": {"model": str(work / "two.gguf")}}}))
+    port = free_port()
+    server = start_server(port, "--models", str(models))
+    try:
+        for attempt in ["first", "second"]:
+            done = run("launch", "pi", "--port", port, "--any-context", env=env)
+            expect(done.returncode == 69 and "two.gguf" in done.stderr and not (work / "note.json").exists(),
+                   f"launch says why the model cannot be loaded, the {attempt} time: {done}")
+    finally:
+        stop(server)
+
+
 def guide():
     """The guide's lines, by copy and paste: its server, with no flag but another port, and its questions."""
     block = re.search(r"```sh\n(build/cpu/riptide serve .*?)```", (ROOT / "docs/guide.md").read_text(), re.DOTALL)[1]
@@ -420,7 +449,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [guide, launch, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion, haproxy]:
+for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion, haproxy]:
     try:
         part()
     except Exception as error:

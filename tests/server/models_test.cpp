@@ -221,6 +221,24 @@ TEST_F(ServerModels, one_that_cannot_be_loaded_says_why_and_is_tried_again) {
     EXPECT_EQ(loader.loads("b"), 2);
 }
 
+TEST_F(ServerModels, who_looks_at_one_that_cannot_be_loaded_is_told_why_when_the_attempt_has_ended) {
+    loader.breaks("b");
+    start();
+    const Answer first = get("/props?model=b");
+    EXPECT_EQ(first.status, 503);
+    EXPECT_NE(message(first).find("'b' is being loaded"), std::string::npos) << first.body;
+    Answer refused;
+    ASSERT_TRUE(becomes([&] {
+        refused = get("/props?model=b");
+        return refused.object().at("error").at("code") == "model_not_loaded";
+    }));
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_NE(message(refused).find("no tensor"), std::string::npos) << refused.body;
+    loader.mend("b");
+    EXPECT_TRUE(becomes([&] { return get("/props?model=b").status == 200; })) << "that was asking for it again";
+    EXPECT_LE(loader.loads("b"), 3);
+}
+
 TEST_F(ServerModels, one_that_is_too_big_is_refused) {
     server::ServerOptions options = several();
     options.several.memory_bytes = bytes_of_one() - 1;

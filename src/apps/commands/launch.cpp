@@ -71,12 +71,28 @@ std::unique_ptr<ChildProcess> start_server(const LaunchFlags& o, const std::stri
     return server;
 }
 
+/// What /props says. A server of several models loads its first one when it is asked.
+json::object facts_of_server(const ServerAddress& server) {
+    const auto until = std::chrono::steady_clock::now() + kLoadTime;
+    for (bool asked = false;; asked = true) {
+        const auto reply = get_local(server, "/props");
+        RT_CHECK(reply && (reply->status == 200 || reply->status == 503), ErrorKind::unavailable,
+                 "the server on port {} does not say what it runs (status {}): --api-key?", server.port,
+                 reply ? reply->status : 0);
+        const json::object body = parse_json(reply->body, "/props").as_object();
+        if (reply->status == 200) return body;
+        const json::object& error = body.at("error").as_object();
+        const std::string why(error.at("message").as_string());
+        // The first reply may tell of an attempt before ours.
+        if ((asked && error.at("code") == "model_not_loaded") || std::chrono::steady_clock::now() > until)
+            fail(ErrorKind::unavailable, "the server on port {}: {}", server.port, why);
+        if (!asked) say("the server on port {}: {}\n", server.port, why);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+}
+
 AgentServer agent_server(const LaunchFlags& o) {
-    const auto reply = get_local(o.server, "/props");
-    RT_CHECK(reply && reply->status == 200, ErrorKind::unavailable,
-             "the server on port {} does not say what it runs (status {}): --api-key?", o.server.port,
-             reply ? reply->status : 0);
-    const json::object props = parse_json(reply->body, "/props").as_object();
+    const json::object props = facts_of_server(o.server);
     AgentServer out;
     out.url = fmt::format("http://{}:{}", o.server.host, o.server.port);
     out.key = o.server.key.empty() ? "riptide" : o.server.key;
