@@ -73,8 +73,8 @@ struct Server::Impl {
                 .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
                 .headers = [this](const HttpRequest& request) { return access.cors(request); },
                 .error_body =
-                    [](int status, const std::string& text) {
-                        return error_body(ApiError(status, text), ErrorShape::openai);
+                    [](const HttpRequest& request, int status, const std::string& text) {
+                        return error_body(ApiError(status, text), shape_of(find_route(request.path, request.method)));
                     }}) {}
 
     std::optional<HttpReply> door(const HttpRequest& request);

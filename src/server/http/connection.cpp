@@ -125,6 +125,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     if (header_error) {
         in.problem = "not a valid HTTP request: " + header_error.message();
         in.status = why_unread(header_error, "header", in.problem);
+        copy_header(parser, in.request);  // what there is of it: the path says in which words to refuse
         co_return in.status != 0;
     }
     in.http_1_0 = parser.get().version() < 11;
@@ -192,7 +193,7 @@ void Connection::in_time() {
 net::awaitable<bool> Connection::serve(Input& in) {
     if (in.status != 0) {
         in.keep_alive = in.keep_alive && !in.unread;
-        HttpReply refusal{in.status, shared_.handlers.error_body(in.status, in.problem)};
+        HttpReply refusal{in.status, shared_.handlers.error_body(in.request, in.status, in.problem)};
         if (in.status == 503) refusal.headers.emplace_back("Retry-After", "1");
         co_return co_await write_reply(refusal, in);
     }

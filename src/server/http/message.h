@@ -89,8 +89,9 @@ struct HttpHandlers {
     std::function<bool(const HttpRequest&)> waits = {};
     /// Header fields for whatever this request is answered with. On the I/O thread; may be empty.
     std::function<Headers(const HttpRequest&)> headers;
-    /// The body of an error that the HTTP server itself has found (400, 408, 413, ...).
-    std::function<std::string(int status, const std::string& message)> error_body;
+    /// The body of an error that the HTTP server itself has found (400, 408, 413, ...). Of the request there may be the
+    /// header only, a part of it, or nothing.
+    std::function<std::string(const HttpRequest&, int status, const std::string& message)> error_body;
 };
 
 }  // namespace riptide::server
