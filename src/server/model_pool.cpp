@@ -44,6 +44,12 @@ bool ModelPool::has(const std::string& name) const {
     return std::any_of(models_.begin(), models_.end(), [&](const Entry& entry) { return entry.name == name; });
 }
 
+bool ModelPool::ready(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(models_.begin(), models_.end(),
+                       [&](const Entry& entry) { return entry.name == name && entry.state == ModelState::ready; });
+}
+
 ModelPool::Entry& ModelPool::find(const std::string& name) {
     return *std::find_if(models_.begin(), models_.end(), [&](const Entry& entry) { return entry.name == name; });
 }

@@ -69,6 +69,8 @@ class ModelPool {
     ModelPool& operator=(const ModelPool&) = delete;
 
     bool has(const std::string& name) const;
+    /// REQUIRES has(name).
+    bool ready(const std::string& name) const;
     const std::string& first() const { return models_.front().name; }
     /// Waits until it is loaded. Throws ApiError (503: too many wait, it takes too long, models in use leave no room,
     /// or why it cannot be loaded), and what `work` does. REQUIRES has(name).
