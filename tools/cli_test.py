@@ -201,6 +201,9 @@ def synthetic_models():
     expect(len(shown["rows"]) == 2 and plot.read_text().count("<rect") == 2 + 2 * 3 and "1,000,000" in plot.read_text(),
            f"bench --plot draws both programs' prompts, answers and first tokens: {plot.read_text()}")
     bad(64, "NAME=FILE", "bench", model, "--plot", plot, "--plot-with", other)
+    for command in ["bench", "ab", "niah"]:
+        bad(64, "rsvg-convert", command, model, "--plot", work / "plot.PNG")
+        expect(not (work / "plot.PNG").exists(), f"{command} writes no PNG that is none")
     other.write_text("{}")
     bad(65, "llama-bench", "bench", model, "--plot", plot, "--plot-with", f"a={other}")
     bad(66, "nowhere.json", "bench", model, "--plot", plot, "--plot-with", f"a={work}/nowhere.json")

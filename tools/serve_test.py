@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -124,6 +125,39 @@ sys.exit(3)
 """
 
 
+def printed_settings(port, env):
+    """launch --print: the server's address, model and context in each agent's own form, nothing started or written."""
+    model, url = get(port, "/props")[1]["model"], f"http://127.0.0.1:{port}/v1"
+    shown = lambda name: run("launch", "--print", name, "--port", port, "--api-key", "it's", env=env)
+    for name, found in [
+            ("openclaw", lambda j: (lambda p: [p["baseUrl"], p["apiKey"], p["models"][0]["id"], p["models"][0]["contextWindow"]])
+             (j["models"]["providers"]["riptide"]) if j["agents"]["defaults"]["model"]["primary"] == f"riptide/{model}" else j),
+            ("qwen-code", lambda j: (lambda m: [m["baseUrl"], j["env"][m["envKey"]], m["id"], m["generationConfig"]["contextWindowSize"]])
+             (j["modelProviders"]["openai"][0]) if j["model"]["name"] == model else j),
+            ("zed", lambda j: (lambda p: [p["api_url"], "it's", p["available_models"][0]["name"], p["available_models"][0]["max_tokens"]])
+             (j["language_models"]["openai_compatible"]["riptide"]))]:
+        done = shown(name)
+        expect(done.returncode == 0 and found(json.loads(done.stdout)) == [url, "it's", model, 2048], f"launch --print {name}: {done}")
+    for name, keys in [("hermes", ("default", "base_url", "api_key", "context_length")), ("continue", ("model", "apiBase", "apiKey", "contextLength"))]:
+        done = shown(name)
+        # Lines of YAML whose values are JSON.
+        lines = dict(re.findall(r"^ +(\w+): (\".*\"|\d+)$", done.stdout, re.MULTILINE))
+        expect([json.loads(lines.get(key, "null")) for key in keys] == [model, url, "it's", 2048], f"launch --print {name}: {done}")
+    expect("64,000" in shown("hermes").stderr, "an agent that wants a longer context is told of")
+    words = shlex.split(shown("cline").stdout)
+    expect(words == ["cline", "auth", "-p", "openai", "-b", url, "-k", "it's", "-m", model], f"launch --print cline: {words}")
+    expect(not list((work / "home").iterdir()), "launch --print writes nothing")
+    for name in ["claude", "codex", "opencode"]:
+        done = subprocess.run(["sh", "-c", run("launch", "--print", name, "--port", port, env=env).stdout], env=os.environ | env, capture_output=True, text=True)
+        expect(done.returncode == 3 and "42" in (work / "note.json").read_text(), f"what --print says of {name} can be run: {done}")
+        (work / "note.json").unlink()
+    expect("models.json:" in run("launch", "--print", "pi", "--port", port, env=env).stdout, "and of pi it tells the file too")
+    done = run("launch", "hermes", "--port", port, env=env)
+    expect(done.returncode == 64 and "--print hermes" in done.stderr, f"an agent that is not started: {done}")
+    done = run("launch", "--print", "zed", "--port", free_port(), env=env)
+    expect(done.returncode == 69 and "riptide serve" in done.stderr, f"--print without a server: {done}")
+
+
 def launch():
     tools, home = work / "bin", work / "home"
     tools.mkdir()
@@ -152,6 +186,7 @@ def launch():
             server = start_server(port)
         (work / "note.json").unlink()
     expect(server.poll() is None and listens(port), "a server that ran before goes on")
+    printed_settings(port, env)
     shutil.rmtree(work / "tmp")
     (work / "tmp").mkdir()
     env["PATH"] = "/nonexistent"
@@ -162,6 +197,35 @@ def launch():
     env["PATH"] = f"{tools}:{os.environ['PATH']}"
     done = run("launch", "claude", "--port", port, "--model", work / "none.gguf", env=env)
     expect(done.returncode == 69 and "none.gguf" in done.stderr, f"launch says why the server ended: {done.stderr}")
+
+
+def launch_on_several_models():
+    """The default is loaded for the agent, however long that takes; one that cannot be loaded is told."""
+    folder, tools = work / "launched", work / "bin"
+    folder.mkdir()
+    shutil.copy(ROOT / "models/demo/laguna-demo.gguf", folder / "one.gguf")
+    (work / "two.gguf").write_bytes(b"no model")
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "NOTE": str(work / "note.json"), "TMPDIR": str(work / "tmp")}
+    port = free_port()
+    server = start_server(port, "--models", str(folder))
+    try:
+        done = run("launch", "pi", "--port", port, "--any-context", env=env)
+        expect(done.returncode == 3 and "'one' is being loaded" in done.stderr, f"launch waits for the model: {done}")
+        expect("42" in (work / "note.json").read_text(), "and the agent has its answer")
+        (work / "note.json").unlink()
+    finally:
+        stop(server)
+    models = work / "models.json"
+    models.write_text(json.dumps({"models": {"two": {"model": str(work / "two.gguf")}}}))
+    port = free_port()
+    server = start_server(port, "--models", str(models))
+    try:
+        for attempt in ["first", "second"]:
+            done = run("launch", "pi", "--port", port, "--any-context", env=env)
+            expect(done.returncode == 69 and "two.gguf" in done.stderr and not (work / "note.json").exists(),
+                   f"launch says why the model cannot be loaded, the {attempt} time: {done}")
+    finally:
+        stop(server)
 
 
 def guide():
@@ -420,7 +484,7 @@ def haproxy():
                 stop(server)
 
 
-for part in [guide, launch, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion, haproxy]:
+for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion, haproxy]:
     try:
         part()
     except Exception as error:

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "server/api/api_error.h"
 
 namespace riptide::server {
 
@@ -45,6 +44,12 @@ bool ModelPool::has(const std::string& name) const {
     return std::any_of(models_.begin(), models_.end(), [&](const Entry& entry) { return entry.name == name; });
 }
 
+bool ModelPool::ready(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(models_.begin(), models_.end(),
+                       [&](const Entry& entry) { return entry.name == name && entry.state == ModelState::ready; });
+}
+
 ModelPool::Entry& ModelPool::find(const std::string& name) {
     return *std::find_if(models_.begin(), models_.end(), [&](const Entry& entry) { return entry.name == name; });
 }
@@ -61,11 +66,19 @@ ModelLease ModelPool::lend(Entry& entry, int64_t Entry::*count) {
             }};
 }
 
-void ModelPool::want(Entry& entry) {
+/// False: somebody has asked for it already.
+bool ModelPool::want(Entry& entry) {
     if (entry.state == ModelState::loading || std::find(wanted_.begin(), wanted_.end(), &entry) != wanted_.end())
-        return;
+        return false;
     wanted_.push_back(&entry);
     changed_.notify_all();
+    return true;
+}
+
+/// What the last attempt to load it came to.
+ApiError ModelPool::why_not(const Entry& entry) {
+    if (entry.no_room) return come_again(entry.reason, 5);
+    return {503, entry.reason, "model", "model_not_loaded"};
 }
 
 ModelLease ModelPool::lease(const std::string& name, WorkBudget& work) {
@@ -86,8 +99,7 @@ ModelLease ModelPool::lease(const std::string& name, WorkBudget& work) {
     const Clock::time_point until = Clock::now() + options_.patience;
     want(entry);
     while (entry.state != ModelState::ready) {
-        if (entry.attempts != before && entry.no_room) throw come_again(entry.reason, 5);
-        if (entry.attempts != before) throw ApiError(503, entry.reason, "model", "model_not_loaded");
+        if (entry.attempts != before) throw why_not(entry);
         if (Clock::now() > until) throw come_again(fmt::format("the model '{}' is still being loaded", name), 5);
         changed_.wait_for(lock, kLookAtWork);
         work.look();
@@ -99,7 +111,7 @@ ModelLease ModelPool::look(const std::string& name) {
     const std::lock_guard lock(mutex_);
     Entry& entry = find(name);
     if (entry.state == ModelState::ready) return lend(entry, &Entry::looks);
-    want(entry);
+    if (want(entry) && !entry.reason.empty()) throw why_not(entry);
     return nullptr;
 }
 
@@ -122,6 +134,7 @@ void ModelPool::unload(const std::string& name) {
                        "model");
     if (entry.state == ModelState::ready) put_away(lock, entry);
     entry.state = ModelState::unloaded;
+    entry.reason.clear();
 }
 
 std::vector<ModelStatus> ModelPool::list() const {

@@ -15,6 +15,7 @@
 
 #include "base/work_budget.h"
 #include "engine/engine.h"
+#include "server/api/api_error.h"
 #include "server/api/generation_request.h"
 
 namespace riptide::server {
@@ -68,11 +69,15 @@ class ModelPool {
     ModelPool& operator=(const ModelPool&) = delete;
 
     bool has(const std::string& name) const;
+    /// REQUIRES has(name).
+    bool ready(const std::string& name) const;
     const std::string& first() const { return models_.front().name; }
     /// Waits until it is loaded. Throws ApiError (503: too many wait, it takes too long, models in use leave no room,
     /// or why it cannot be loaded), and what `work` does. REQUIRES has(name).
     ModelLease lease(const std::string& name, WorkBudget& work);
-    /// To look at it, which is no use of it; null: it is not loaded, and is now asked for. REQUIRES has(name).
+    /// To look at it, which is no use of it; null: it is being loaded, and has been asked for if nobody had. Who asks
+    /// first after an attempt that came to nothing is told why: throws ApiError (503) as lease() does. REQUIRES
+    /// has(name).
     ModelLease look(const std::string& name);
     /// All that are loaded, to look at.
     std::vector<ModelLease> loaded();
@@ -110,7 +115,8 @@ class ModelPool {
 
     Entry& find(const std::string& name);
     ModelLease lend(Entry& entry, int64_t Entry::*count);
-    void want(Entry& entry);
+    bool want(Entry& entry);
+    static ApiError why_not(const Entry& entry);
     void run();
     void load(Lock& lock, Entry& entry);
     std::optional<Ending> make_room(Lock& lock, Entry& entry);

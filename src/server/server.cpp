@@ -69,25 +69,32 @@ struct Server::Impl {
           pool(options.several.models.empty() ? nullptr : std::make_unique<ModelPool>(options.several, make_served())),
           http(http_options(options),
                {.door = [this](const HttpRequest& request) { return door(request); },
-                .handle = [this](HttpRequest&& request) { return handle(request); },
+                .handle = [this](HttpRequest&& request) { return handle(request, nullptr); },
                 .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
                 .headers = [this](const HttpRequest& request) { return access.cors(request); },
                 .error_body =
-                    [](int status, const std::string& text) {
-                        return error_body(ApiError(status, text), ErrorShape::openai);
+                    [](const HttpRequest& request, int status, const std::string& text) {
+                        return error_body(ApiError(status, text), shape_of(find_route(request.path, request.method)));
                     }}) {}
 
     std::optional<HttpReply> door(const HttpRequest& request);
     std::optional<HttpReply> pass(const HttpRequest& request, const Known& known);
-    Outcome handle(const HttpRequest& request);
-    Outcome dispatch(const HttpRequest& request, const Known& known);
+    Outcome handle(HttpRequest& request, const ReplyFacts* early);
+    Outcome dispatch(HttpRequest& request, const Known& known, const ReplyFacts* early);
     ApiContext context(const ModelLease& model, const HttpRequest& request, const Known& known, WorkBudget& work) {
-        RequestDefaults counted = model->defaults;
-        counted.work = &work;
-        counted.received = request.received;
-        return {model,       *model->engine, options, std::move(counted),        metrics,
-                responses,   live,           log,     access.isolation(request), session_in_headers(request),
-                known.label, request.body,   work};
+        return {model,
+                *model->engine,
+                options,
+                counted(model->defaults, request, work),
+                metrics,
+                responses,
+                live,
+                log,
+                access.isolation(request),
+                session_in_headers(request),
+                known.label,
+                request.body,
+                work};
     }
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
@@ -107,6 +114,13 @@ struct Server::Impl {
     /// Null: it is still being loaded.
     ModelLease only_model() const { return {ModelLease(), only.load()}; }
     std::string pooled(std::string_view asked) const;
+    std::string asked_model(const Known& known, const json::object& body) const;
+    RequestDefaults counted(RequestDefaults defaults, const HttpRequest& request, WorkBudget& work) const {
+        defaults.work = &work;
+        defaults.received = request.received;
+        return defaults;
+    }
+    std::shared_ptr<LaterReply> later(HttpRequest& request, const Known& known, json::object& body, WorkBudget& work);
     ModelLease model_for(const HttpRequest& request, const Known& known, const json::object& body, WorkBudget& work);
     HttpReply steer_model(const json::object& body, const Known& known, WorkBudget& work);
 
@@ -241,16 +255,34 @@ std::string Server::Impl::pooled(std::string_view asked) const {
     throw unknown_model(name, known);
 }
 
+/// Of several.
+std::string Server::Impl::asked_model(const Known& known, const json::object& body) const {
+    const Fields fields(body);
+    return pooled(known.ollama() ? ollama_model(fields) : std::string(fields.string("model").value_or("")));
+}
+
 ModelLease Server::Impl::model_for(const HttpRequest& request, const Known& known, const json::object& body,
                                    WorkBudget& work) {
     if (!pool) return only_model();
-    const Fields fields(body);
-    RequestDefaults counted;
-    counted.work = &work;
-    counted.received = request.received;
-    parse_timeout(fields, counted);  // of which the wait for the model is a part
-    const std::string asked = known.ollama() ? ollama_model(fields) : std::string(fields.string("model").value_or(""));
-    return pool->lease(pooled(asked), work);
+    parse_timeout(Fields(body), counted({}, request, work));  // of which the wait for the model is a part
+    return pool->lease(asked_model(known, body), work);
+}
+
+/// For a stream whose model has to be loaded first. Null: it is there, or the client can hear nothing meanwhile; else
+/// `request` and `body` are gone.
+std::shared_ptr<LaterReply> Server::Impl::later(HttpRequest& request, const Known& known, json::object& body,
+                                                WorkBudget& work) {
+    const std::string name = asked_model(known, body);
+    if (pool->ready(name)) return nullptr;
+    auto early = early_stream(known.route, body, counted(options.defaults, request, work), responses,
+                              access.isolation(request), name);
+    if (!early) return nullptr;
+    auto out = std::make_shared<LaterReply>();
+    out->early = std::move(early->reply);
+    out->make = [this, request = std::move(request), facts = std::move(early->facts)]() mutable {
+        return handle(request, &facts);
+    };
+    return out;
 }
 
 HttpReply Server::Impl::steer_model(const json::object& body, const Known& known, WorkBudget& work) {
@@ -264,7 +296,8 @@ HttpReply Server::Impl::steer_model(const json::object& body, const Known& known
     return get_model(models(), name);
 }
 
-Outcome Server::Impl::handle(const HttpRequest& request) {
+/// `early`: null, or of the stream that a LaterReply has begun.
+Outcome Server::Impl::handle(HttpRequest& request, const ReplyFacts* early) {
     const Known& known = find_route(request.path, request.method);
     Outcome outcome;
     const auto refuse_with = [&](const ApiError& error) {
@@ -272,7 +305,7 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
         outcome = error_reply(error, shape_of(known));
     };
     try {
-        outcome = dispatch(request, known);
+        outcome = dispatch(request, known, early);
     } catch (const ApiError& error) {
         if (error.status() == 500) failed = true;  // only a failed engine refuses in this way
         refuse_with(error);
@@ -284,19 +317,23 @@ Outcome Server::Impl::handle(const HttpRequest& request) {
         log.mistake(known.label, error.what());
         outcome = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
+    if (std::holds_alternative<std::shared_ptr<LaterReply>>(outcome)) return outcome;
     const auto* reply = std::get_if<HttpReply>(&outcome);
     metrics.replied(known.label, reply != nullptr ? reply->status : 200);
     return outcome;
 }
 
-Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
+Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const ReplyFacts* early) {
     WorkBudget work(WorkBudget::kSteps, request.stop);
     work.look();  // it may have waited for a worker longer than its client did
     if (known.route == Route::mcp) return pass_to_mcp(options.mcp, rest_of(request.path, known), request);
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body, work);
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
-    const ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
+    if (pool && early == nullptr)
+        if (auto waits = later(request, known, body, work)) return waits;
+    ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
+    ctx.early = early;
     switch (known.route) {
         case Route::chat:
             return post_chat(ctx, std::move(body));

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "server/api/anthropic/anthropic_request.h"
+#include "server/api/ollama/ollama_request.h"
 #include "server/api/responses/responses_request.h"
 #include "tests/fuzz/fuzz_input.h"
 
@@ -14,8 +15,9 @@ using namespace riptide;
 using namespace riptide::server;
 using fuzz::require;
 
-void check(const GenerationRequest& r) {
-    require(!r.prompts.empty());
+/// Of Ollama's API a request may have no prompt: it asks for the model alone.
+void check(const GenerationRequest& r, bool ollama) {
+    require(!r.prompts.empty() || ollama);
     for (const Request& request : r.prompts) {
         const SamplingParams& s = request.sampling;
         require(std::isfinite(s.temperature) && std::isfinite(s.top_p) && std::isfinite(s.min_p));
@@ -31,12 +33,16 @@ std::string parse(char dialect, std::string_view text) {
         WorkBudget work;
         json::object body = parse_body(text, work);
         GenerationRequest out;
+        const bool ollama = dialect == 'o' || dialect == 'g';
         if (dialect == 'c') out = parse_chat(std::move(body), defaults);
         else if (dialect == 'm') out = parse_messages(std::move(body), defaults, MessagesFor::answering);
         else if (dialect == 'r') out = parse_responses(std::move(body), defaults, nullptr, "").generation;
+        else if (dialect == 'o') out = parse_ollama_chat(body, defaults);
+        else if (dialect == 'g') out = parse_ollama_generate(body, defaults);
         else out = parse_completion(std::move(body), defaults, nullptr);
-        check(out);
-        return fmt::format("{} {} {}", out.prompts.size(), out.prompts[0].sampling.max_tokens, out.stream);
+        check(out, ollama);
+        const int64_t most = out.prompts.empty() ? 0 : out.prompts[0].sampling.max_tokens;
+        return fmt::format("{} {} {}", out.prompts.size(), most, out.stream);
     } catch (const ApiError& error) {
         require(error.status() >= 400 && error.status() < 500);
         return fmt::format("{} {} {}", error.status(), error.param(), error.what());

@@ -46,7 +46,7 @@ class ServerMistakes : public ServerTest {
             server::HttpServer http({}, {.door = [](const server::HttpRequest&) { return std::nullopt; },
                                          .handle = handle,
                                          .headers = {},
-                                         .error_body = [](int, const std::string& text) { return text; }});
+                                         .error_body = [](const auto&, int, const std::string& text) { return text; }});
             answer = Client(http.port()).ask("POST", "/x", "{}");
         }
         page = metrics.page(true, {}, 0);

@@ -260,6 +260,39 @@ TEST_F(ServerWire, clients_that_leave_at_any_time_leave_nothing_behind) {
     })) << "each has ended once";
 }
 
+TEST_F(ServerWire, what_is_no_good_as_http_is_refused_in_the_words_of_its_path) {
+    const std::string fields = " HTTP/1.1\r\n" + kHost + "Content-Type: application/json\r\n";
+    const auto refused = [&](const std::string& rest, int status) {
+        for (const auto& [path, shape] : {std::pair{"/v1/completions", "openai"},
+                                          {"/v1/messages", "anthropic"},
+                                          {"/v1/messages/count_tokens", "anthropic"},
+                                          {"/api/chat", "ollama"}}) {
+            Client client(port());
+            client.send("POST " + std::string(path) + rest);
+            const Answer answer = client.receive();
+            EXPECT_EQ(answer.status, status) << path << rest.substr(0, 120);
+            const json::object body = answer.object();
+            EXPECT_STREQ(body.at("error").is_string() ? "ollama"
+                         : body.contains("type")      ? "anthropic"
+                                                      : "openai",
+                         shape)
+                << answer.body;
+        }
+    };
+    server::ServerOptions options = server_options();
+    options.http.body_bytes = 1 << 20;
+    start(options);
+    refused(fields + "Content-Length: 1048577\r\n\r\n", 413);
+    refused(fields + "Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400);
+    refused(fields + "X: " + std::string(40000, 'a') + "\r\n\r\n", 431);
+    refused(fields + kHost + "\r\n", 400);
+    options.http.header_time = options.http.body_time = Milliseconds(50);
+    start(options);
+    refused(fields + "Content-Length: 9\r\n\r\n{", 408);
+    refused(fields + "X: ", 408);
+    expect_alive();
+}
+
 TEST_F(ServerWire, a_thousand_slow_clients_delay_nobody) {
     server::ServerOptions options = server_options();
     options.http.header_time = options.http.body_time = Milliseconds(1500);

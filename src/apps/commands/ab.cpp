@@ -9,6 +9,7 @@
 #include "apps/commands/commands.h"
 #include "apps/flags/flags.h"
 #include "apps/flags/model_flags.h"
+#include "apps/support/svg.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -48,6 +49,7 @@ int predict(const AbFlags& o) {
 
 int ab(AbFlags o) {
     if (!o.costs.empty()) return predict(o);
+    check_plot_name(o.plot);
     catch_interrupts();
     if (o.drafter.empty()) o.drafter = o.model.model.empty() ? "demo" : "ngram";
     std::vector<AbMode> modes = ab_modes(o.drafter, o.widths, o.trees);

@@ -1,14 +1,13 @@
 #include "apps/commands/agent_profile.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/json.h"
 
 namespace riptide::apps {
 
 namespace {
-
-/// Half of a small context stays for the prompt.
-int64_t output_limit(const AgentServer& server) { return std::min<int64_t>(32768, server.context / 2); }
 
 AgentProfile claude(const AgentServer& s) {
     AgentProfile out{.program = "claude"};
@@ -77,6 +76,8 @@ AgentProfile pi(const AgentServer& s, const std::string& folder) {
 }
 
 }  // namespace
+
+int64_t output_limit(const AgentServer& server) { return std::min<int64_t>(32768, server.context / 2); }
 
 AgentProfile agent_profile(const std::string& agent, const AgentServer& server, const std::string& folder) {
     if (agent == "claude") return claude(server);

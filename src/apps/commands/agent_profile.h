@@ -22,6 +22,9 @@ struct AgentProfile {
     std::vector<std::pair<std::string, std::string>> files;        // name in `folder`, contents
 };
 
+/// Tokens of one answer: half of a small context stays for the prompt.
+int64_t output_limit(const AgentServer& server);
+
 /// `agent`: claude, codex, opencode or pi. `folder`: exists while the agent runs. Throws Error (usage) for others.
 AgentProfile agent_profile(const std::string& agent, const AgentServer& server, const std::string& folder);
 

@@ -14,6 +14,7 @@
 #include "apps/commands/commands.h"
 #include "apps/flags/flags.h"
 #include "apps/flags/model_flags.h"
+#include "apps/support/svg.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -214,6 +215,7 @@ std::string plot_of(Session& session, const BenchFlags& o, std::span<const Bench
 int bench(const BenchFlags& o) {
     RT_CHECK(o.bench.repeat >= 1 && o.bench.gen >= 2, ErrorKind::usage,
              "--repeat {} --gen {}: expected at least 1 and at least 2", o.bench.repeat, o.bench.gen);
+    check_plot_name(o.plot);
     catch_interrupts();
     if (o.scorer.scorer) return bench_scorer(o.model, o.scorer, o.bench, o.prompts, o.as_json);
     if (o.serve.serve) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "apps/commands/agent_profile.h"
+#include "apps/commands/agent_settings.h"
 #include "apps/commands/commands.h"
 #include "apps/flags/flags.h"
 #include "apps/support/child_process.h"
@@ -27,7 +28,7 @@ namespace {
 struct LaunchFlags {
     std::string agent, model;
     ServerAddress server;
-    bool any_context = false;
+    bool any_context = false, print = false;
     std::vector<std::string> rest;
 };
 
@@ -71,12 +72,28 @@ std::unique_ptr<ChildProcess> start_server(const LaunchFlags& o, const std::stri
     return server;
 }
 
+/// What /props says. A server of several models loads its first one when it is asked.
+json::object facts_of_server(const ServerAddress& server) {
+    const auto until = std::chrono::steady_clock::now() + kLoadTime;
+    for (bool asked = false;; asked = true) {
+        const auto reply = get_local(server, "/props");
+        RT_CHECK(reply && (reply->status == 200 || reply->status == 503), ErrorKind::unavailable,
+                 "the server on port {} does not say what it runs (status {}): --api-key?", server.port,
+                 reply ? reply->status : 0);
+        const json::object body = parse_json(reply->body, "/props").as_object();
+        if (reply->status == 200) return body;
+        const json::object& error = body.at("error").as_object();
+        const std::string why(error.at("message").as_string());
+        // The first reply may tell of an attempt before ours.
+        if ((asked && error.at("code") == "model_not_loaded") || std::chrono::steady_clock::now() > until)
+            fail(ErrorKind::unavailable, "the server on port {}: {}", server.port, why);
+        if (!asked) say("the server on port {}: {}\n", server.port, why);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+}
+
 AgentServer agent_server(const LaunchFlags& o) {
-    const auto reply = get_local(o.server, "/props");
-    RT_CHECK(reply && reply->status == 200, ErrorKind::unavailable,
-             "the server on port {} does not say what it runs (status {}): --api-key?", o.server.port,
-             reply ? reply->status : 0);
-    const json::object props = parse_json(reply->body, "/props").as_object();
+    const json::object props = facts_of_server(o.server);
     AgentServer out;
     out.url = fmt::format("http://{}:{}", o.server.host, o.server.port);
     out.key = o.server.key.empty() ? "riptide" : o.server.key;
@@ -96,7 +113,27 @@ void check_context(const LaunchFlags& o, const AgentServer& server) {
          o.agent, grouped(own), server.model, grouped(server.context), grouped(wanted));
 }
 
+/// Nothing is started, and no file touched.
+int print_settings(const LaunchFlags& o) {
+    RT_CHECK(
+        get_local(o.server, "/health", 2), ErrorKind::unavailable,
+        "--print: no server runs on port {}, and the settings name its model and context: start riptide serve first",
+        o.server.port);
+    const AgentServer facts = agent_server(o);
+    const AgentSettings settings = agent_settings(o.agent, facts);
+    say("{}:\n", settings.place);
+    if (facts.context < settings.least_context)
+        say("{} refuses a context of less than {}, and {} has {}: serve a model with more (--ctx)\n", o.agent,
+            grouped(settings.least_context), facts.model, grouped(facts.context));
+    put_text(settings.text);
+    return 0;
+}
+
 int launch(LaunchFlags o) {
+    if (o.print) return print_settings(o);
+    RT_CHECK(!only_printed(o.agent), ErrorKind::usage,
+             "{} takes its settings from files of its own, and is not started: riptide launch --print {} shows them",
+             o.agent, o.agent);
     const std::string program = find_program(agent_profile(o.agent, {}, "").program);
     RT_CHECK(!program.empty(), ErrorKind::unavailable, "{} is not on PATH: install it first", o.agent);
     if (!o.model.empty() && !get_local(o.server, "/health", 2)) o.model = resolve_model(o.model);
@@ -120,12 +157,17 @@ void add_launch(Command& app, Action& action) {
     Command* cmd =
         app.add_subcommand("launch", "Run a coding agent on a riptide server; starts the server if none runs");
     auto options = std::make_shared<LaunchFlags>();
-    cmd->add_option("AGENT", options->agent, "claude | codex | opencode | pi")
+    cmd->add_option(
+           "AGENT", options->agent,
+           "claude | codex | opencode | pi; with --print also hermes | openclaw | qwen-code | cline | continue | zed")
         ->required()
-        ->check(IsMember({"claude", "codex", "opencode", "pi"}));
+        ->check(IsMember(
+            {"claude", "codex", "opencode", "pi", "hermes", "openclaw", "qwen-code", "cline", "continue", "zed"}));
     cmd->add_option("ARGUMENTS", options->rest, "For the agent, behind --");
     cmd->add_option("--model", options->model,
                     "What to serve, if no server runs: a file, a name or an alias; left out: the demo model");
+    cmd->add_flag("--print", options->print,
+                  "Start nothing: print what the agent needs to use the server that runs, to put it there yourself");
     cmd->add_flag("--any-context", options->any_context,
                   "Start the agent, though the context may not hold its own prompt and tools");
     add_server_address(*cmd, options->server);

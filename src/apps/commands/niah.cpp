@@ -9,6 +9,7 @@
 #include "apps/flags/flags.h"
 #include "apps/flags/model_flags.h"
 #include "apps/niah/niah_report.h"
+#include "apps/support/svg.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -80,6 +81,7 @@ NiahOptions niah_options(const NiahFlags& o) {
 }
 
 int niah(const NiahFlags& o) {
+    check_plot_name(o.plot);
     catch_interrupts();
     const NiahOptions options = niah_options(o);
     EngineOptions engine_options;

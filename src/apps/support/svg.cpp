@@ -2,6 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
+#include "base/error.h"
+
 namespace riptide::apps {
 
 namespace {
@@ -21,6 +25,18 @@ constexpr const char* kStyle =
 std::string class_of(std::string_view kind) { return kind.empty() ? "" : fmt::format(" class=\"{}\"", kind); }
 
 }  // namespace
+
+void check_plot_name(std::string_view file) {
+    std::string ending(file.substr(file.size() - std::min<std::size_t>(4, file.size())));
+    std::transform(ending.begin(), ending.end(), ending.begin(),
+                   [](char c) { return 'A' <= c && c <= 'Z' ? c + 32 : c; });
+    if (ending != ".png") return;
+    const std::string_view stem = file.substr(0, file.size() - ending.size());
+    fail(ErrorKind::usage,
+         "--plot {0}: plots are written as SVG, expected a name such as {1}.svg; for a PNG, convert it then: "
+         "rsvg-convert --background-color white --zoom 2 --output {0} {1}.svg",
+         file, stem);
+}
 
 std::string svg_escaped(std::string_view text) {
     std::string out;

@@ -8,6 +8,9 @@
 
 namespace riptide::apps {
 
+/// Throws Error (usage) for the name of a PNG: plots are SVG, and other programs convert them.
+void check_plot_name(std::string_view file);
+
 /// Text as it may stand in an XML element or attribute; control characters are left out.
 std::string svg_escaped(std::string_view text);
 

@@ -1,12 +1,15 @@
 // What each route does. Internal to the server.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "engine/engine.h"
 #include "server/api/generation_request.h"
 #include "server/api/live_requests.h"
+#include "server/api/reply_parts.h"
 #include "server/api/responses/response_store.h"
+#include "server/api/routes.h"
 #include "server/http/message.h"
 #include "server/metrics.h"
 #include "server/model_pool.h"
@@ -28,8 +31,20 @@ struct ApiContext {
     std::string session;     // from headers; may be empty
     std::string_view route;  // Known::label
     const std::string& body;
-    WorkBudget& work;  // of the whole request
+    WorkBudget& work;                   // of the whole request
+    const ReplyFacts* early = nullptr;  // of a stream that may have begun already, in which the client knows the reply
 };
+
+/// A stream that waits for its model, and in what its client knows it.
+struct EarlyStream {
+    ReplyFacts facts;
+    PendingReply reply;  // opening, heartbeat and abort
+};
+/// Of a request on this route, if a stream is wanted that can begin without the model, named `model`: else nothing, and
+/// `body` is as it was. Throws ApiError for one that no model would answer.
+std::optional<EarlyStream> early_stream(Route route, json::object& body, const RequestDefaults& defaults,
+                                        const ResponseStore& store, const std::string& isolation,
+                                        const std::string& model);
 
 // All throw ApiError, or Error as Engine::submit does.
 Outcome post_chat(const ApiContext& ctx, json::object body);

@@ -109,6 +109,7 @@ std::string error_body(const ApiError& error, ErrorShape shape) {
 HttpReply error_reply(const ApiError& error, ErrorShape shape) {
     const int status = status_in(shape, error);
     HttpReply reply{status, error_body(error, shape)};
+    reply.refusal = error.what();
     if (error.retry_after_us > 0) {
         const int64_t seconds = (error.retry_after_us + 999'999) / 1'000'000;
         reply.headers.emplace_back("Retry-After", std::to_string(std::clamp<int64_t>(seconds, 1, 3600)));

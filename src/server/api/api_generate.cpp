@@ -19,6 +19,9 @@ namespace riptide::server {
 
 namespace {
 
+constexpr std::string_view kChatId = "chatcmpl-", kCompletionId = "cmpl-", kResponseId = "resp_", kMessageId = "msg_",
+                           kOllamaId = "ollama-";
+
 uint64_t random_number() {
     thread_local std::mt19937_64 source = [] {
         std::random_device device;
@@ -33,8 +36,14 @@ std::string salted(const std::string& isolation, const std::string& salt) {
     return salt.empty() ? isolation : fmt::format("salted {} {}{}", isolation.size(), isolation, salt);
 }
 
+ReplyFacts new_facts(const std::string& model, std::string_view prefix) {
+    return {random_id(prefix), model, static_cast<int64_t>(std::time(nullptr)), 0};
+}
+
 ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
-    return {random_id(prefix), ctx.model->name, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
+    ReplyFacts out = ctx.early != nullptr ? *ctx.early : new_facts(ctx.model->name, prefix);
+    out.version = ctx.engine.stats().version;
+    return out;
 }
 
 }  // namespace
@@ -195,12 +204,12 @@ RequestDefaults defaults_of(const ApiContext& ctx) {
 
 Outcome post_chat(const ApiContext& ctx, json::object body) {
     GenerationRequest asked = parse_chat(std::move(body), defaults_of(ctx));
-    return generate<ChatReply>(ctx, std::move(asked), ErrorShape::openai, "chatcmpl-", "messages");
+    return generate<ChatReply>(ctx, std::move(asked), ErrorShape::openai, kChatId, "messages");
 }
 
 Outcome post_completion(const ApiContext& ctx, json::object body) {
     GenerationRequest asked = parse_completion(std::move(body), defaults_of(ctx), ctx.engine.tokenizer());
-    return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, "cmpl-", "prompt");
+    return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, kCompletionId, "prompt");
 }
 
 Outcome post_responses(const ApiContext& ctx, json::object body) {
@@ -212,7 +221,7 @@ Outcome post_responses(const ApiContext& ctx, json::object body) {
                    const std::string& id, const json::array& conversation, std::size_t output_items) {
             store.put(isolation, id, conversation, output_items);
         };
-    const ReplyFacts facts = facts_of(ctx, "resp_");
+    const ReplyFacts facts = facts_of(ctx, kResponseId);
     PendingReply out = pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
     try {
         start(ctx, asked.generation, ErrorShape::openai, "input", facts.id, out);
@@ -225,7 +234,7 @@ Outcome post_responses(const ApiContext& ctx, json::object body) {
 Outcome post_messages(const ApiContext& ctx, json::object body) {
     GenerationRequest asked = parse_messages(std::move(body), defaults_of(ctx), MessagesFor::answering);
     if (!ctx.session.empty()) asked.session.clear();  // the header knows better than metadata
-    return generate<MessageReply>(ctx, std::move(asked), ErrorShape::anthropic, "msg_", "messages");
+    return generate<MessageReply>(ctx, std::move(asked), ErrorShape::anthropic, kMessageId, "messages");
 }
 
 HttpReply post_count_tokens(const ApiContext& ctx, json::object body) {
@@ -238,7 +247,7 @@ namespace {
 
 Outcome generate_ollama(const ApiContext& ctx, GenerationRequest asked, OllamaShape shape) {
     check_model(ctx, asked.model);
-    const ReplyFacts facts = facts_of(ctx, "ollama-");
+    const ReplyFacts facts = facts_of(ctx, kOllamaId);
     const auto reply = std::make_shared<OllamaReply>(facts, asked, ctx.engine.tokenizer(), shape);
     if (asked.prompts.empty()) return reply->loaded();
     PendingReply out = pending(reply, asked.stream);
@@ -255,6 +264,54 @@ Outcome post_ollama_chat(const ApiContext& ctx, const json::object& body) {
 
 Outcome post_ollama_generate(const ApiContext& ctx, const json::object& body) {
     return generate_ollama(ctx, parse_ollama_generate(body, defaults_of(ctx)), OllamaShape::generate);
+}
+
+std::optional<EarlyStream> early_stream(Route route, json::object& body, const RequestDefaults& defaults,
+                                        const ResponseStore& store, const std::string& isolation,
+                                        const std::string& model) {
+    const Fields fields(body);
+    const bool ollama = route == Route::ollama_chat || route == Route::ollama_generate;
+    if (!fields.boolean("stream").value_or(ollama)) return std::nullopt;
+    const auto with = [&](std::string_view prefix, const auto& make) {
+        EarlyStream out{new_facts(model, prefix), {}};
+        out.reply = pending(make(out.facts), true);
+        return out;
+    };
+    switch (route) {
+        case Route::chat:
+            return with(kChatId, [&](const ReplyFacts& facts) {
+                return std::make_shared<ChatReply>(facts, parse_chat(std::move(body), defaults), nullptr);
+            });
+        case Route::completions:
+            if (fields.boolean("echo").value_or(false)) return std::nullopt;  // what begins with the model's words
+            return with(kCompletionId, [&](const ReplyFacts& facts) {
+                return std::make_shared<CompletionReply>(facts, parse_completion(std::move(body), defaults, nullptr),
+                                                         nullptr);
+            });
+        case Route::responses:
+            return with(kResponseId, [&](const ReplyFacts& facts) {
+                const ResponsesRequest asked = parse_responses(std::move(body), defaults, &store, isolation);
+                return std::make_shared<ResponseReply>(facts, asked, ResponseReply::Keep());
+            });
+        case Route::messages:
+            return with(kMessageId, [&](const ReplyFacts& facts) {
+                return std::make_shared<MessageReply>(
+                    facts, parse_messages(std::move(body), defaults, MessagesFor::answering), nullptr);
+            });
+        case Route::ollama_chat:
+        case Route::ollama_generate: {
+            const bool chat = route == Route::ollama_chat;
+            auto out = with(kOllamaId, [&](const ReplyFacts& facts) {
+                return std::make_shared<OllamaReply>(
+                    facts, chat ? parse_ollama_chat(body, defaults) : parse_ollama_generate(body, defaults), nullptr,
+                    chat ? OllamaShape::chat : OllamaShape::generate);
+            });
+            out.reply.stream_type = kLines;
+            return out;
+        }
+        default:
+            return std::nullopt;
+    }
 }
 
 }  // namespace riptide::server

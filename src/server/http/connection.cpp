@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "server/http/head.h"
-#include "server/http/reply_ending.h"
 
 namespace riptide::server {
 
@@ -26,8 +25,6 @@ constexpr std::size_t kReadAtOnce = 16384, kReadOfBody = 65536;
 constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // of a reply, before others get their turn
 constexpr std::chrono::milliseconds kNextLook{200};
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-
-using How = ReplyEnding::How;
 
 }  // namespace
 
@@ -125,6 +122,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     if (header_error) {
         in.problem = "not a valid HTTP request: " + header_error.message();
         in.status = why_unread(header_error, "header", in.problem);
+        copy_header(parser, in.request);  // what there is of it: the path says in which words to refuse
         co_return in.status != 0;
     }
     in.http_1_0 = parser.get().version() < 11;
@@ -186,120 +184,6 @@ int Connection::why_unread(const beast::error_code& ec, std::string_view part, s
 void Connection::in_time() {
     ++deadline_;
     news_.cancel();
-}
-
-/// False: the connection is of no more use.
-net::awaitable<bool> Connection::serve(Input& in) {
-    if (in.status != 0) {
-        in.keep_alive = in.keep_alive && !in.unread;
-        HttpReply refusal{in.status, shared_.handlers.error_body(in.status, in.problem)};
-        if (in.status == 503) refusal.headers.emplace_back("Retry-After", "1");
-        co_return co_await write_reply(refusal, in);
-    }
-    if (in.reply) {
-        if (in.unread) in.keep_alive = false;
-        co_return co_await write_reply(*in.reply, in);
-    }
-    const bool is_head = in.request.method == "HEAD";
-    HttpRequest request = std::move(in.request);
-    in.request = {};
-    in.request.method = is_head ? "HEAD" : "";
-    may_half_close_ = !tls_ && !in.http_1_0;
-    half_closed_ = probe_ = false;
-    Outcome outcome = co_await handle(std::move(request));
-    const auto* whole = std::get_if<HttpReply>(&outcome);
-    in.room.become(whole != nullptr ? std::ssize(whole->body) : 0);
-    if (auto* reply = std::get_if<HttpReply>(&outcome)) co_return co_await write_reply(*reply, in);
-    co_return co_await answer(std::get<PendingReply>(outcome), in);
-}
-
-/// The handler runs on a worker thread; a client that leaves meanwhile stops it.
-net::awaitable<Outcome> Connection::handle(HttpRequest request) {
-    work_ = std::stop_source();
-    request.stop = work_.get_token();
-    request.received = Clock::now();
-    auto work = [&shared = shared_, &request]() -> net::awaitable<Outcome> {
-        co_return shared.handlers.handle(std::move(request));
-    };
-    working_ = true;
-    watch();
-    const bool waits = shared_.handlers.waits && shared_.handlers.waits(request);
-    Outcome outcome = co_await net::co_spawn(waits ? shared_.waiters : shared_.workers, work, net::use_awaitable);
-    unwatch();
-    working_ = false;
-    co_return outcome;
-}
-
-net::awaitable<bool> Connection::answer(PendingReply& reply, Input& in) {
-    /// Whatever happens, the engine learns that nobody waits any more.
-    struct Ending {
-        PendingReply& reply;
-        ReplyEnding is;
-        ~Ending() {
-            reply.events->close();
-            if (is.how != How::complete) reply.cancel();
-            reply.ended(is);
-        }
-    } ending{reply, {}};
-    reply.events->count_in(shared_.room);
-    // The timer may be gone by the time that the I/O thread hears of it, the executor may not.
-    std::weak_ptr<Connection> self = weak_from_this();
-    reply.events->on_news([self, executor = stream_.get_executor()] {
-        net::post(executor, [self] {
-            if (const auto alive = self.lock()) alive->news_.cancel();
-        });
-    });
-    if (reply.stream) {
-        Headers headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
-        if (!in.http_1_0) headers.emplace_back("Transfer-Encoding", "chunked");
-        headers.insert(headers.end(), in.also.begin(), in.also.end());
-        std::string begin = reply_head(200, reply.stream_type, headers, in.keep_alive && !in.http_1_0);
-        begin += "\r\n";
-        if (!reply.opening.empty()) begin += framed(reply.opening, in.http_1_0);
-        if (!co_await write(begin)) co_return false;
-    }
-    half_closed_ = probe_ = false;
-    watch();
-    following_ = true;
-    const bool usable = co_await follow(reply, in, ending.is);
-    following_ = false;
-    unwatch();
-    if (!usable || reply.stream) co_return usable && !in.http_1_0;
-    const HttpReply whole = whole_of(reply, ending.is);
-    in.room.become(std::ssize(whole.body));
-    co_return co_await write_reply(whole, in);
-}
-
-/// Passes events on until the reply is complete (or the server stops). False: the client has gone.
-net::awaitable<bool> Connection::follow(PendingReply& reply, Input& in, ReplyEnding& ending) {
-    std::string out;
-    int64_t taken = 0;
-    auto last_write = Clock::now();
-    while (ending.how == How::client_gone && !gone_) {
-        const std::vector<Item> items = reply.events->take();
-        for (const Item& item : items) taken += payload_bytes(item.event);
-        take_all(reply, items, out, ending);
-        in.room.become(reply.stream ? std::ssize(out) : taken);
-        if (items.empty() && !stopping_) {
-            const auto beat = last_write + shared_.options.heartbeat_time;
-            news_.expires_at(reply.stream || half_closed_ ? beat : Clock::now() + std::chrono::hours(24));
-            if (!probe_) co_await news_.async_wait(kAwait);
-            const bool due = std::exchange(probe_, false) || Clock::now() >= beat;
-            if (due && reply.stream) reply.heartbeat(out);
-            const bool probing = due && !reply.stream && half_closed_;
-            if (probing && !co_await write(kContinue)) co_return false;
-            if (probing) last_write = Clock::now();
-        }
-        if (stopping_ && ending.how == How::client_gone) ending = {How::server_stops, "the server stops"};
-        if (reply.stream) tell_ending(reply, ending, out);
-        if (out.empty() || !reply.stream) continue;
-        if (!co_await write(framed(out, in.http_1_0))) co_return false;
-        out.clear();
-        last_write = Clock::now();
-    }
-    if (ending.how == How::client_gone) co_return false;
-    if (reply.stream && !in.http_1_0) co_return co_await write("0\r\n\r\n");
-    co_return true;
 }
 
 net::awaitable<bool> Connection::write_reply(const HttpReply& reply, const Input& in) {
@@ -376,7 +260,8 @@ void Connection::look(uint64_t number) {
         work_.request_stop();
     } else {  // it may still read, or have closed all: what is written to it tells
         probe_ = !std::exchange(half_closed_, true);
-        if (probe_ && working_) (void)::send(fd, kContinue.data(), kContinue.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (probe_ && working_ && !beating_)
+            (void)::send(fd, kContinue.data(), kContinue.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
         look_again(number);
         if (!probe_) return;
     }

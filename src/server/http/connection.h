@@ -69,6 +69,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         std::string problem;
         std::optional<HttpReply> reply;  // of the door
         HttpRoom::Share room;
+        int64_t beats = 0;  // of a stream that has begun before its reply was there
     };
 
     using Stream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
@@ -82,6 +83,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::awaitable<boost::beast::error_code> read_some(std::size_t most, bool decrypted);
     boost::asio::awaitable<bool> serve(Input& in);
     boost::asio::awaitable<Outcome> handle(HttpRequest request);
+    boost::asio::awaitable<Outcome> wait_for(LaterReply& later, Input& in);
+    boost::asio::awaitable<bool> end_stream(PendingReply& early, const HttpReply& whole, const Input& in);
+    std::string stream_head(const PendingReply& reply, const Input& in) const;
     boost::asio::awaitable<bool> answer(PendingReply& reply, Input& in);
     boost::asio::awaitable<bool> follow(PendingReply& reply, Input& in, ReplyEnding& ending);
     boost::asio::awaitable<bool> write_reply(const HttpReply& reply, const Input& in);
@@ -104,6 +108,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     boost::asio::steady_timer news_;
     boost::asio::steady_timer peek_;  // until the next look() at a client that has sent something
     bool idle_ = true, reading_ = false, working_ = false, following_ = false, stopping_ = false;
+    bool beating_ = false;   // a LaterReply is being made, and its client hears heartbeats meanwhile
     std::stop_source work_;  // of the handler that is at work
     uint64_t deadline_ = 0;  // number of the one that is on
     bool overdue_ = false;   // the request took too long

@@ -38,6 +38,7 @@ struct HttpReply {
     std::string body;
     std::string content_type = "application/json";
     Headers headers = {};
+    std::string refusal = {};  // of an error: what it says
 };
 
 /// How a reply ended, and why in words, if it is not complete.
@@ -75,7 +76,19 @@ struct PendingReply {
     std::function<void(const ReplyEnding& ending)> ended;
 };
 
-using Outcome = std::variant<HttpReply, PendingReply>;
+struct LaterReply;
+using Outcome = std::variant<HttpReply, PendingReply, std::shared_ptr<LaterReply>>;
+
+/// A stream for which something has to come first that takes its time. It begins when the client has heard nothing for
+/// HttpOptions::heartbeat_time; what is there sooner is sent as if it had been there at once.
+struct LaterReply {
+    /// The stream until then: its stream_type, opening, heartbeat and abort.
+    PendingReply early;
+    /// What has come of it, on a worker thread: a whole reply, which a stream that has begun turns into its last part,
+    /// or a stream that goes on. Of that the opening is not sent again, and heartbeats are taken from it unsent until
+    /// it has given as many as `early`. Must not throw, and should end soon once HttpRequest::stop asks for it.
+    std::function<Outcome()> make;
+};
 
 /// Who answers requests.
 struct HttpHandlers {
@@ -89,8 +102,9 @@ struct HttpHandlers {
     std::function<bool(const HttpRequest&)> waits = {};
     /// Header fields for whatever this request is answered with. On the I/O thread; may be empty.
     std::function<Headers(const HttpRequest&)> headers;
-    /// The body of an error that the HTTP server itself has found (400, 408, 413, ...).
-    std::function<std::string(int status, const std::string& message)> error_body;
+    /// The body of an error that the HTTP server itself has found (400, 408, 413, ...). Of the request there may be the
+    /// header only, a part of it, or nothing.
+    std::function<std::string(const HttpRequest&, int status, const std::string& message)> error_body;
 };
 
 }  // namespace riptide::server
