@@ -1,6 +1,7 @@
 #include "server/metrics.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace riptide::server {
 
@@ -28,11 +29,11 @@ class EngineFamilies {
         const std::string labels = engine.label + (engine.label.empty() || more.empty() ? "" : ",") + more;
         out_ += fmt::format("riptide_{}{} {}\n", name, labels.empty() ? "" : "{" + labels + "}", value);
     }
-    /// A family without labels of its own; `value`: a member of EngineStats or EngineInfo.
-    template <class Facts, class Number>
-    void single(std::string_view name, std::string_view help, std::string_view type, Number Facts::*value) {
+    /// A family without labels of its own; `value`: a member of EngineFacts.
+    template <class Member>
+    void single(std::string_view name, std::string_view help, std::string_view type, Member value) {
         head(name, help, type);
-        for (const EngineFacts& engine : engines_) sample(name, engine, "", static_cast<const Facts&>(engine).*value);
+        for (const EngineFacts& engine : engines_) sample(name, engine, "", std::invoke(value, engine));
     }
     /// One with a label, and what stands for each of its values.
     void labelled(std::string_view name, std::string_view help, std::string_view type, std::string_view label,
@@ -57,6 +58,12 @@ class EngineFamilies {
 void draft_part(EngineFamilies& f) {
     f.single("drafted_tokens_total", "Drafted tokens that were checked", "counter", &EngineStats::drafted_rows);
     f.single("accepted_tokens_total", "Of them, accepted", "counter", &EngineStats::accepted_rows);
+    void cache_config() {
+        head("cache_config_info", "Sizes of K/V in its labels", "gauge");
+        for (const EngineFacts& e : engines_)
+            sample("cache_config_info", e,
+                   fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", e.page_rows, e.pages), 1);
+    }
     f.by_slot("draft_slot_reached_total", "Steps with a drafted token in this place, and all before it accepted",
               &EngineStats::DraftSlot::reached);
     f.by_slot("draft_slot_accepted_total", "Of them, steps in which it was accepted too",
@@ -108,6 +115,10 @@ void engine_part(EngineFamilies& f, bool drafts) {
     f.single("step_seconds_total", "Time of all steps", "counter", &EngineStats::step_seconds);
     f.single("step_host_seconds_total", "Of it, on the host", "counter", &EngineStats::host_seconds);
     f.single("context_tokens", "Tokens that a prompt and its answer may have", "gauge", &EngineInfo::context_length);
+    f.single("kv_pages_used", "Pages of K/V that answers need", "gauge", &EngineStats::used_pages);
+    f.single("kv_usage_ratio", "Share of K/V that answers need; what only the prefix cache holds is free", "gauge",
+             &EngineFacts::kv_usage);
+    f.cache_config();
     f.single("weights_version", "1, and one more with each reload", "gauge", &EngineStats::version);
 }
 
@@ -196,6 +207,11 @@ std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, i
         out += fmt::format("riptide_{}_sum {}\nriptide_{}_count {}\n", h->name, h->sum, h->name, total);
     }
     return out;
+}
+
+double EngineFacts::kv_usage() const {
+    const int64_t used = pages > 0 ? used_pages : running, most = pages > 0 ? pages : max_running;
+    return most > 0 ? static_cast<double>(used) / static_cast<double>(most) : 0;
 }
 
 }  // namespace riptide::server

@@ -18,6 +18,10 @@ namespace riptide::server {
 /// Of one engine, at one time.
 struct EngineFacts : EngineStats, EngineInfo {
     std::string label;  // model="..." of its samples, or none
+
+    /// 0 to 1: pages that answers need now; for a model without pages, answers of those that may run. What only the
+    /// prefix cache holds is free.
+    double kv_usage() const;
 };
 EngineFacts engine_facts(const ModelLease& model, bool labelled);
 
