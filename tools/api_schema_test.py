@@ -189,7 +189,7 @@ def facts(server):
     check_reply(server, "/tokenize", "post", {"messages": USER})
     check_reply(server, "/detokenize", "post", {"tokens": ids})
     check_reply(server, "/apply-template", "post", {"messages": USER})
-    for path in ("/", "/api/hello", "/openapi.json", "/health", "/v1/models", "/props", "/metrics", "/v1/requests"):
+    for path in ("/", "/api/hello", "/openapi.json", "/health", "/readyz", "/livez", "/version", "/server_info", "/v1/loads", "/v1/models", "/props", "/metrics", "/v1/requests"):
         check_reply(server, path)
     check_reply(server, "/v1/models/{id}", real="/v1/models/" + json.loads(server.ask("GET", "/v1/models")[1])["data"][0]["id"])
     for path in ("/api/tags", "/api/ps", "/api/version"):

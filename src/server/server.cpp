@@ -8,6 +8,7 @@
 #include "server/api/api.h"
 #include "server/api/ollama/ollama_request.h"
 #include "server/api/routes.h"
+#include "server/management.h"
 #include "server/model_pool.h"
 #include "server/openapi/openapi.h"
 #include "server/page/page.h"
@@ -64,21 +65,29 @@ struct Server::Impl {
         : options(std::move(o)),
           access(options.api_keys, options.http.unix_socket.empty() ? options.http.host : "localhost",
                  options.allowed_hosts, options.cors_origins),
+          watchers({}, options.management_host, {}),
           responses(options.stored_bytes),
           log(options.log),
           pool(options.several.models.empty() ? nullptr : std::make_unique<ModelPool>(options.several, make_served())),
-          http(http_options(options),
-               {.door = [this](const HttpRequest& request) { return door(request); },
+          http(http_options(options), handlers(Port::serving)) {
+        if (options.management_port)
+            management = std::make_unique<HttpServer>(management_options(options), handlers(Port::management));
+    }
+
+    enum class Port { serving, management };
+    HttpHandlers handlers(Port port) {
+        const Access& who = port == Port::serving ? access : watchers;
+        return {.door = [this, port](const HttpRequest& request) { return door(request, port); },
                 .handle = [this](HttpRequest&& request) { return handle(request); },
                 .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
-                .headers = [this](const HttpRequest& request) { return access.cors(request); },
+                .headers = [&who](const HttpRequest& request) { return who.cors(request); },
                 .error_body =
                     [](int status, const std::string& text) {
                         return error_body(ApiError(status, text), ErrorShape::openai);
-                    }}) {}
-
-    std::optional<HttpReply> door(const HttpRequest& request);
-    std::optional<HttpReply> pass(const HttpRequest& request, const Known& known);
+                    }};
+    }
+    std::optional<HttpReply> door(const HttpRequest& request, Port port);
+    std::optional<HttpReply> pass(const HttpRequest& request, const Known& known, Port port);
     Outcome handle(const HttpRequest& request);
     Outcome dispatch(const HttpRequest& request, const Known& known);
     ApiContext context(const ModelLease& model, const HttpRequest& request, const Known& known, WorkBudget& work) {
@@ -92,6 +101,8 @@ struct Server::Impl {
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
     HttpReply health() const;
+    HttpReply live_now() const;
+    std::vector<EngineFacts> engines();
     HttpReply hello(const HttpRequest& request, const Known& known) const;
     HttpReply about(const HttpRequest& request, const Known& known);
     HttpReply props(const HttpRequest& request, const Known& known);
@@ -106,12 +117,13 @@ struct Server::Impl {
     std::vector<ModelStatus> models() const;
     /// Null: it is still being loaded.
     ModelLease only_model() const { return {ModelLease(), only.load()}; }
+    const std::string& default_model() const { return pool ? pool->first() : options.model; }
     std::string pooled(std::string_view asked) const;
     ModelLease model_for(const HttpRequest& request, const Known& known, const json::object& body, WorkBudget& work);
     HttpReply steer_model(const json::object& body, const Known& known, WorkBudget& work);
 
     const ServerOptions options;
-    const Access access;
+    const Access access, watchers;  // of the port, of the management port
     Metrics metrics;
     ResponseStore responses;
     LiveRequests live;
@@ -120,15 +132,16 @@ struct Server::Impl {
     std::atomic<const ServedModel*> only = nullptr;
     std::unique_ptr<ModelPool> pool;  // of several; null: there is only one
     std::atomic<bool> draining = false, failed = false;
-    HttpServer http;  // last: it calls the others
+    HttpServer http;  // from here on: they call the others
+    std::unique_ptr<HttpServer> management;
 };
 
 /// From the header alone: refusals, and all that needs no body.
-std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
+std::optional<HttpReply> Server::Impl::door(const HttpRequest& request, Port port) {
     const Known& known = find_route(request.path, request.method);
     std::optional<HttpReply> reply;
     try {
-        reply = pass(request, known);
+        reply = pass(request, known, port);
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
         if (error.status() == 405)
@@ -142,13 +155,17 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
     return reply;
 }
 
-std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Known& known) {
-    access.check_origin(request);
+/// At the management port it always has a reply, or throws: there are no handlers.
+std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Known& known, Port port) {
+    const bool managing = port == Port::management;
+    (managing ? watchers : access).check_origin(request);
+    if (managing && !known.management()) throw not_managed();
     const bool get = request.method == "GET" || request.method == "HEAD";
-    if (request.method == "OPTIONS") return HttpReply{204, ""};
+    if (request.method == "OPTIONS" && !managing) return HttpReply{204, ""};
     if (get && known.route == Route::hello) return hello(request, known);
     if (get && known.route == Route::health) return health();
-    access.check_key(request);
+    if (get && known.route == Route::live) return live_now();
+    if (!managing && !(known.route == Route::metrics && options.open_metrics)) access.check_key(request);
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
     if (known.get() ? !get : request.method != known.method)
         throw ApiError(405, "this path does not take " + request.method);
@@ -179,6 +196,12 @@ HttpReply Server::Impl::health() const {
     return reply;
 }
 
+/// Also while the model is loaded, and while answers end.
+HttpReply Server::Impl::live_now() const {
+    if (broken()) return health();
+    return {200, R"({"status":"ok"})"};
+}
+
 /// Browsers are shown the page; who looks for the server gets a word.
 HttpReply Server::Impl::hello(const HttpRequest& request, const Known& known) const {
     const bool page = options.page && known.path == "/";
@@ -188,18 +211,26 @@ HttpReply Server::Impl::hello(const HttpRequest& request, const Known& known) co
     return reply;
 }
 
+/// Of what is loaded.
+std::vector<EngineFacts> Server::Impl::engines() {
+    std::vector<EngineFacts> out;
+    if (pool)
+        for (const ModelLease& model : pool->loaded()) out.push_back(engine_facts(model, true));
+    else if (const ModelLease model = only_model()) out.push_back(engine_facts(model, false));
+    return out;
+}
+
 HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
-    if (known.route == Route::metrics) {
-        std::vector<EngineFacts> engines;
-        if (pool)
-            for (const ModelLease& model : pool->loaded()) engines.push_back(engine_facts(model, true));
-        else if (const ModelLease model = only_model()) engines.push_back(engine_facts(model, false));
-        return {200, metrics.page(ready(), engines, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
-    }
+    if (known.route == Route::metrics)
+        return {200, metrics.page(ready(), engines(), http.connections(), default_model()),
+                "text/plain; version=0.0.4; charset=utf-8"};
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
+    if (known.route == Route::version) return get_version();
     if (known.route == Route::ollama_version) return get_ollama_version();
     if (!ready()) throw not_ready("the model is being loaded");
     if (known.route == Route::models) return get_models(models());
+    if (known.route == Route::server_info) return get_server_info(models().front());
+    if (known.route == Route::loads) return get_loads(total_of(engines()));
     if (known.route == Route::model) return get_model(models(), rest_of(request.path, known));
     if (known.route == Route::ollama_tags) return get_ollama_tags(models());
     if (known.route == Route::ollama_ps) return get_ollama_ps(models());
@@ -333,6 +364,7 @@ Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(o
 Server::~Server() = default;
 
 int Server::port() const { return impl_->http.port(); }
+int Server::management_port() const { return impl_->management ? impl_->management->port() : 0; }
 void Server::serve(Engine& engine) {
     impl_->loaded = impl_->served(impl_->options.model, engine);
     impl_->only = &impl_->loaded;

@@ -11,12 +11,12 @@ namespace {
 /// What is known of each metric: its type and meaning.
 using MetricFacts = std::map<std::string, std::pair<std::string, std::string>>;
 
-/// Rows of the table: | `riptide_NAME` | type | unit | meaning (labels) |
+/// Rows of the table: | `riptide_NAME` or `vllm:NAME` | type | unit | meaning (labels) |
 MetricFacts metrics_in_table(const std::string& page) {
     MetricFacts out;
     std::istringstream lines(page);
     for (std::string line; std::getline(lines, line);) {
-        if (!line.starts_with("| `riptide_")) continue;
+        if (!line.starts_with("| `riptide_") && !line.starts_with("| `vllm:")) continue;
         std::vector<std::string> cells;
         std::istringstream row(line.substr(2));
         for (std::string cell; std::getline(row, cell, '|');)

@@ -50,6 +50,11 @@ HttpReply get_models(const std::vector<ModelStatus>& models);
 /// One of them; `id` as in the path.
 HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id);
 HttpReply get_props(const ApiContext& ctx);
+HttpReply get_version();
+/// Of the model that answers requests which name none.
+HttpReply get_server_info(const ModelStatus& model);
+/// `all`: of the engines together.
+HttpReply get_loads(const EngineFacts& all);
 Outcome post_ollama_chat(const ApiContext& ctx, const json::object& body);
 Outcome post_ollama_generate(const ApiContext& ctx, const json::object& body);
 HttpReply get_ollama_tags(const std::vector<ModelStatus>& models);

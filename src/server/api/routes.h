@@ -11,11 +11,15 @@ enum class Route {
     none,
     hello,
     openapi,
-    health,
-    models,
+    health,  // from here on Known::management()
+    live,
+    metrics,
+    version,
+    server_info,
+    loads,
+    models,  // to here
     model,
     props,
-    metrics,
     requests,
     request,
     chat,
@@ -50,6 +54,8 @@ struct Known {
     bool get() const { return method == "GET"; }
     /// Answered from the header alone.
     bool without_body() const { return method != "POST"; }
+    /// Tells how the server is: on the management port too, where nobody needs a key.
+    bool management() const { return route >= Route::health && route <= Route::models; }
     /// Ollama's API.
     bool ollama() const { return route >= Route::ollama_chat && route <= Route::ollama_refused; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.
