@@ -125,6 +125,8 @@ class PrefixCache {
     void end_session(uint64_t session);
     /// Drops all entries from memory. The tiers keep theirs.
     void forget();
+    /// And all that `host` holds.
+    void flush();
     /// From now on all state is of these weights: drops what is in memory and in `host`; in `disk` nothing of others is
     /// found. Names what decides K/V values: content and config of weights, chip, numerics.
     void use_weights(const Digest& name);

@@ -311,9 +311,13 @@ void PrefixCache::forget() {
 
 // --- Tiers ---
 
-void PrefixCache::use_weights(const Digest& name) {
+void PrefixCache::flush() {
     forget();
     if (host_ != nullptr) host_->clear();
+}
+
+void PrefixCache::use_weights(const Digest& name) {
+    flush();
     if (disk_ != nullptr) disk_->use_weights(name);
 }
 

@@ -166,6 +166,9 @@ class Engine {
     /// `work` ends the wait (WorkStopped) until they are being loaded, and then nothing has changed; null: nobody does.
     int64_t reload(const std::string& path, WorkBudget* work = nullptr);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work = nullptr);
+    /// Forgets what the prefix cache holds in device and host memory; the disk tier keeps its own. Running answers end
+    /// first. `work` as in reload.
+    void forget_cache(WorkBudget* work = nullptr);
     /// For measurements: once no answer has begun, `speculator` drafts for those that follow (null: nobody does);
     /// returns who did. It may leave the engine only until that ends.
     std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator);

@@ -7,12 +7,12 @@
 #include "server/access.h"
 #include "server/api/api.h"
 #include "server/api/ollama/ollama_request.h"
+#include "server/api/request_headers.h"
 #include "server/api/routes.h"
 #include "server/management.h"
 #include "server/model_pool.h"
 #include "server/openapi/openapi.h"
 #include "server/page/page.h"
-#include "text/utf8.h"
 
 namespace riptide::server {
 
@@ -22,27 +22,6 @@ ErrorShape shape_of(const Known& known) {
     if (known.ollama()) return ErrorShape::ollama;
     const bool anthropic = known.route == Route::messages || known.route == Route::count_tokens;
     return anthropic ? ErrorShape::anthropic : ErrorShape::openai;
-}
-
-std::string session_in_headers(const HttpRequest& request) {
-    for (const char* name :
-         {"x-claude-code-session-id", "x-session-id", "session-id", "thread-id", "x-session-affinity"})
-        if (const std::string_view value = request.header(name); !value.empty()) {
-            std::string session;  // valid UTF-8, as it is told in JSON
-            Utf8Stream stream;
-            stream.push(value.substr(0, 256), session);
-            stream.finish(session);
-            return session;
-        }
-    return {};
-}
-
-bool is_json(std::string_view content_type) {
-    std::string type(content_type.substr(0, content_type.find(';')));
-    while (type.ends_with(' ')) type.pop_back();
-    std::transform(type.begin(), type.end(), type.begin(),
-                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-    return type == "application/json";
 }
 
 ApiError not_ready(const std::string& message) {
@@ -80,7 +59,12 @@ struct Server::Impl {
         return {.door = [this, port](const HttpRequest& request) { return door(request, port); },
                 .handle = [this](HttpRequest&& request) { return handle(request); },
                 .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
-                .headers = [&who](const HttpRequest& request) { return who.cors(request); },
+                .headers =
+                    [&who](HttpRequest& request) {
+                        Headers out = who.cors(request);
+                        out.emplace_back("x-request-id", settle_request_id(request));
+                        return out;
+                    },
                 .error_body =
                     [](int status, const std::string& text) {
                         return error_body(ApiError(status, text), ErrorShape::openai);
@@ -94,9 +78,20 @@ struct Server::Impl {
         RequestDefaults counted = model->defaults;
         counted.work = &work;
         counted.received = request.received;
-        return {model,       *model->engine, options, std::move(counted),        metrics,
-                responses,   live,           log,     access.isolation(request), session_in_headers(request),
-                known.label, request.body,   work};
+        return {.model = model,
+                .engine = *model->engine,
+                .options = options,
+                .defaults = std::move(counted),
+                .metrics = metrics,
+                .responses = responses,
+                .live = live,
+                .log = log,
+                .isolation = access.isolation(request),
+                .session = session_in_headers(request),
+                .request_id = std::string(request.header("x-request-id")),
+                .route = known.label,
+                .body = request.body,
+                .work = work};
     }
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
@@ -339,12 +334,18 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
             return post_messages(ctx, std::move(body));
         case Route::count_tokens:
             return post_count_tokens(ctx, std::move(body));
+    if (known.route == Route::abort_request)
+        return delete_request(live, access.isolation(request), Fields(body).filled("rid"));
         case Route::ollama_chat:
             return post_ollama_chat(ctx, body);
         case Route::ollama_generate:
             return post_ollama_generate(ctx, body);
         case Route::ollama_show:
             return post_ollama_show(ctx, body);
+        case Route::render_chat:
+            return post_render_chat(ctx, std::move(body));
+        case Route::render_completion:
+            return post_render_completion(ctx, std::move(body));
         case Route::pause:
             return post_pause(ctx, body, request.query);
         case Route::resume:
@@ -363,6 +364,8 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
 Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Server::~Server() = default;
 
+        case Route::flush_cache:
+            return post_flush_cache(ctx);
 int Server::port() const { return impl_->http.port(); }
 int Server::management_port() const { return impl_->management ? impl_->management->port() : 0; }
 void Server::serve(Engine& engine) {

@@ -305,6 +305,11 @@ void EngineLoop::forget() {
     if (PrefixCache* prefix = machine_.prefix()) prefix->forget();
 }
 
+void EngineLoop::flush() {
+    ++cache_changes_;
+    if (PrefixCache* prefix = machine_.prefix()) prefix->flush();
+}
+
 void EngineLoop::change_weights(int64_t version) {
     version_ = version;
     ++cache_changes_;

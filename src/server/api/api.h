@@ -26,6 +26,7 @@ struct ApiContext {
     const RequestLog& log;
     std::string isolation;   // Request::isolation
     std::string session;     // from headers; may be empty
+    std::string request_id;  // x-request-id
     std::string_view route;  // Known::label
     const std::string& body;
     WorkBudget& work;  // of the whole request
@@ -40,9 +41,13 @@ HttpReply post_count_tokens(const ApiContext& ctx, json::object body);
 HttpReply post_pause(const ApiContext& ctx, const json::object& body, std::string_view query);
 HttpReply post_resume(const ApiContext& ctx);
 HttpReply post_update_weights(const ApiContext& ctx, const json::object& body);
+HttpReply post_flush_cache(const ApiContext& ctx);
 HttpReply get_requests(const LiveRequests& live, const std::string& isolation);
-/// Ends it, if it is one of the same key's.
+/// Ends it, if it is one of the same key's; `id` as in LiveRequests::cancel.
 HttpReply delete_request(const LiveRequests& live, const std::string& isolation, std::string_view id);
+/// The ids that the engine would be fed, where nothing is compressed.
+HttpReply post_render_chat(const ApiContext& ctx, json::object body);
+HttpReply post_render_completion(const ApiContext& ctx, json::object body);
 HttpReply post_tokenize(const ApiContext& ctx, json::object body);
 HttpReply post_detokenize(const ApiContext& ctx, const json::object& body);
 HttpReply post_apply_template(const ApiContext& ctx, json::object body);

@@ -101,6 +101,13 @@ void append_quoted(std::string_view text, std::string& out) {
     for (char piece[4096]; !serializer.done();) out += serializer.read(piece);
 }
 
+void append_ids(std::span<const int32_t> ids, std::string& out) {
+    out += '[';
+    for (const int32_t id : ids) fmt::format_to(std::back_inserter(out), "{},", id);
+    if (!ids.empty()) out.pop_back();
+    out += ']';
+}
+
 /// Written at once: a tree of values would take many times the memory. With the tokens' texts if there is a tokenizer.
 std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenizer, const ApiContext& ctx) {
     constexpr int64_t kBytesOfWork = 16;  // of each
@@ -108,10 +115,9 @@ std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenize
     // Room once: while a text of 100 MB grows and moves, whoever else needs memory waits. What is not used costs
     // nothing.
     out.reserve(128 + ids.size() * (tokenizer != nullptr ? 24 : 8));
-    out += "{\"tokens\":[";
-    for (const int32_t id : ids) fmt::format_to(std::back_inserter(out), "{},", id);
-    if (!ids.empty()) out.pop_back();
-    out += fmt::format("],\"count\":{},\"max_model_len\":{}", ids.size(), ctx.engine.info().context_length);
+    out += "{\"tokens\":";
+    append_ids(ids, out);
+    out += fmt::format(",\"count\":{},\"max_model_len\":{}", ids.size(), ctx.engine.info().context_length);
     if (tokenizer != nullptr) {
         out += ",\"pieces\":[";
         for (const int32_t id : ids) {
@@ -124,6 +130,12 @@ std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenize
     }
     out += '}';
     return out;
+}
+
+std::string rendered(const Prompt& prompt, const ApiContext& ctx) {
+    std::string out = "{\"token_ids\":";
+    append_ids(ctx.engine.tokenize(prompt, &ctx.work), out);
+    return out + '}';
 }
 
 }  // namespace
@@ -220,6 +232,21 @@ HttpReply post_tokenize(const ApiContext& ctx, json::object body) {
     }
     const bool pieces = fields.boolean("with_pieces").value_or(false);
     return {200, tokens_reply(ids, pieces ? &tokenizer : nullptr, ctx)};
+}
+
+HttpReply post_render_chat(const ApiContext& ctx, json::object body) {
+    const GenerationRequest asked = parse_chat(std::move(body), ctx.defaults);
+    check_model(ctx, asked.model);
+    return {200, rendered(asked.prompts.at(0).prompt, ctx)};
+}
+
+HttpReply post_render_completion(const ApiContext& ctx, json::object body) {
+    const GenerationRequest asked = parse_completion(std::move(body), ctx.defaults, ctx.engine.tokenizer());
+    check_model(ctx, asked.model);
+    std::string out = "[";
+    for (const Request& each : asked.prompts) out += rendered(each.prompt, ctx) + ",";
+    out.back() = ']';
+    return {200, std::move(out)};
 }
 
 HttpReply post_detokenize(const ApiContext& ctx, const json::object& body) {

@@ -22,8 +22,11 @@ enum class Route {
     props,
     requests,
     request,
+    abort_request,
     chat,
     completions,
+    render_chat,
+    render_completion,
     responses,
     tokenize,
     detokenize,
@@ -41,6 +44,7 @@ enum class Route {
     pause,  // from here on: Known::admin()
     resume,
     update_weights,
+    flush_cache,
     load_model,
     unload_model
 };
