@@ -51,6 +51,8 @@ struct Server::Impl {
           http(http_options(options), handlers(Port::serving)) {
         if (options.management_port)
             management = std::make_unique<HttpServer>(management_options(options), handlers(Port::management));
+        if (options.agent_port)
+            agent = std::make_unique<HttpServer>(agent_options(options), HttpHandlers{.line = [this] { return state_line(); }});
     }
 
     enum class Port { serving, management };
@@ -97,6 +99,7 @@ struct Server::Impl {
     bool broken() const;
     HttpReply health() const;
     HttpReply live_now() const;
+    std::string state_line();
     std::vector<EngineFacts> engines();
     HttpReply hello(const HttpRequest& request, const Known& known) const;
     HttpReply about(const HttpRequest& request, const Known& known);
@@ -127,8 +130,9 @@ struct Server::Impl {
     std::atomic<const ServedModel*> only = nullptr;
     std::unique_ptr<ModelPool> pool;  // of several; null: there is only one
     std::atomic<bool> draining = false, failed = false;
+    FreeWeight weight;  // of the agent's thread
     HttpServer http;  // from here on: they call the others
-    std::unique_ptr<HttpServer> management;
+    std::unique_ptr<HttpServer> management, agent;
 };
 
 /// From the header alone: refusals, and all that needs no body.
@@ -195,6 +199,14 @@ HttpReply Server::Impl::health() const {
 HttpReply Server::Impl::live_now() const {
     if (broken()) return health();
     return {200, R"({"status":"ok"})"};
+}
+
+/// What HAProxy's agent check is to do with this server.
+std::string Server::Impl::state_line() {
+    if (broken()) return "down\n";
+    if (draining) return "drain\n";
+    if (!ready()) return "down\n";
+    return fmt::format("up ready {}%\n", weight.next(total_of(engines())));
 }
 
 /// Browsers are shown the page; who looks for the server gets a word.
@@ -322,36 +334,38 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body);
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
+    if (known.route == Route::abort_request)
+        return delete_request(live, access.isolation(request), Fields(body).filled("rid"));
     const ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
     switch (known.route) {
         case Route::chat:
             return post_chat(ctx, std::move(body));
         case Route::completions:
             return post_completion(ctx, std::move(body));
+        case Route::render_chat:
+            return post_render_chat(ctx, std::move(body));
+        case Route::render_completion:
+            return post_render_completion(ctx, std::move(body));
         case Route::responses:
             return post_responses(ctx, std::move(body));
         case Route::messages:
             return post_messages(ctx, std::move(body));
         case Route::count_tokens:
             return post_count_tokens(ctx, std::move(body));
-    if (known.route == Route::abort_request)
-        return delete_request(live, access.isolation(request), Fields(body).filled("rid"));
         case Route::ollama_chat:
             return post_ollama_chat(ctx, body);
         case Route::ollama_generate:
             return post_ollama_generate(ctx, body);
         case Route::ollama_show:
             return post_ollama_show(ctx, body);
-        case Route::render_chat:
-            return post_render_chat(ctx, std::move(body));
-        case Route::render_completion:
-            return post_render_completion(ctx, std::move(body));
         case Route::pause:
             return post_pause(ctx, body, request.query);
         case Route::resume:
             return post_resume(ctx);
         case Route::update_weights:
             return post_update_weights(ctx, body);
+        case Route::flush_cache:
+            return post_flush_cache(ctx);
         case Route::tokenize:
             return post_tokenize(ctx, std::move(body));
         case Route::detokenize:
@@ -364,10 +378,9 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
 Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 Server::~Server() = default;
 
-        case Route::flush_cache:
-            return post_flush_cache(ctx);
 int Server::port() const { return impl_->http.port(); }
 int Server::management_port() const { return impl_->management ? impl_->management->port() : 0; }
+int Server::agent_port() const { return impl_->agent ? impl_->agent->port() : 0; }
 void Server::serve(Engine& engine) {
     impl_->loaded = impl_->served(impl_->options.model, engine);
     impl_->only = &impl_->loaded;

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "base/file.h"
+#include "server/management.h"
 #include "server/openapi/openapi.h"
 #include "tests/server/http_client.h"
 #include "tests/source_dir.h"
@@ -168,6 +169,76 @@ TEST_F(ServerManagement, loads_are_those_of_the_engine) {
     const json::object idle = told("/v1/loads").object().at("loads").as_array().at(0).as_object();
     EXPECT_EQ(idle.at("token_usage").as_double(), 0);
     EXPECT_EQ(idle.at("num_total_reqs").as_int64(), 0);
+}
+
+/// All that a connection to the agent's port is told.
+std::string agent_says(int port) {
+    boost::asio::io_context io;
+    boost::asio::ip::tcp::socket socket(io);
+    socket.connect({boost::asio::ip::address_v4::loopback(), static_cast<uint16_t>(port)});
+    std::string text;
+    boost::system::error_code ec;
+    boost::asio::read(socket, boost::asio::dynamic_buffer(text), ec);
+    EXPECT_EQ(ec, boost::asio::error::eof);
+    return text;
+}
+
+TEST_F(ServerManagement, haproxy_is_told_in_a_line) {
+    server::ServerOptions options = server_options();
+    options.agent_port = 0;
+    start(options);
+    EXPECT_EQ(agent_says(server->agent_port()), "up ready 100%\n");
+    EXPECT_EQ(agent_says(server->agent_port()), "up ready 100%\n");
+    server->drain(std::chrono::milliseconds(0));
+    EXPECT_EQ(agent_says(server->agent_port()), "drain\n");
+    const server::Server loading(options);
+    EXPECT_EQ(agent_says(loading.agent_port()), "down\n");
+    EXPECT_EQ(loading.management_port(), 0);
+}
+
+TEST(FreeWeight, changes_when_another_has_been_due_for_a_while) {
+    using std::chrono::seconds;
+    server::FreeWeight weight;
+    server::EngineFacts all;
+    all.pages = 100;
+    all.max_running = 8;
+    const server::FreeWeight::Clock::time_point begin{};
+    const auto at = [&](int second, int64_t used, int64_t running) {
+        all.used_pages = used;
+        all.running = running;
+        return weight.next(all, begin + seconds(second));
+    };
+    EXPECT_EQ(at(0, 0, 0), 100);
+    EXPECT_EQ(at(1, 24, 1), 100);
+    EXPECT_EQ(at(2, 60, 1), 100) << "50 is due";
+    EXPECT_EQ(at(6, 60, 1), 100);
+    EXPECT_EQ(at(7, 60, 1), 50);
+    EXPECT_EQ(at(8, 10, 1), 50) << "100 is due";
+    EXPECT_EQ(at(12, 60, 1), 50) << "but not any more";
+    EXPECT_EQ(at(14, 10, 1), 50);
+    EXPECT_EQ(at(18, 10, 1), 50);
+    EXPECT_EQ(at(19, 10, 1), 100);
+    EXPECT_EQ(at(20, 0, 8), 100) << "no place is free";
+    EXPECT_EQ(at(25, 0, 8), 25) << "never 0: that would be a drain";
+    EXPECT_EQ(at(26, 100, 0), 25);
+}
+
+TEST(FreeWeight, is_the_free_share_in_quarters) {
+    for (const auto& [used, expected] : std::map<int64_t, int>{
+             {0, 100}, {24, 100}, {25, 75}, {49, 75}, {50, 50}, {74, 50}, {75, 25}, {99, 25}, {100, 25}}) {
+        server::FreeWeight weight;
+        server::EngineFacts all;
+        all.pages = 100;
+        all.used_pages = used;
+        weight.next(all, {});
+        EXPECT_EQ(weight.next(all, server::FreeWeight::Clock::time_point(std::chrono::seconds(5))), expected) << used;
+    }
+    server::FreeWeight weight;
+    server::EngineFacts without_pages;
+    without_pages.max_running = 4;
+    without_pages.running = 2;
+    weight.next(without_pages, {});
+    EXPECT_EQ(weight.next(without_pages, server::FreeWeight::Clock::time_point(std::chrono::seconds(5))), 50);
 }
 
 /// The metrics as an endpoint picker reads them: gauges and counters that are typed, the first series of each name.

@@ -194,6 +194,8 @@ int serve(ServerFlags o) {
     if (!o.models.empty()) options.several = several_models(o, warnings, log);
     server::Server server(options);
     if (options.management_port) log.write(management_line(options, server.management_port()));
+    if (options.agent_port)
+        log.write(fmt::format("agent   {} port {}, for HAProxy", options.management_host, server.agent_port()));
     if (o.models.empty()) {
         engine = open_server_engine(o, warnings, log);
         server.serve(*engine);
@@ -260,6 +262,8 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
                    "A further port that tells health, load and metrics without a key; 0: any that is free")
         ->check(Range(0, 65535));
     cmd.add_option("--management-host", o.server.management_host, "Its address")->capture_default_str();
+    cmd.add_option("--agent-port", o.server.agent_port, "One there for HAProxy's agent checks; 0: any that is free")
+        ->check(Range(0, 65535));
     cmd.add_flag("--open-metrics", o.server.open_metrics, "/metrics needs no key");
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
@@ -327,7 +331,7 @@ void add_serve(Command& app, Action& action) {
          {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
           "--min-p", "--chunk", "--draft-tree", "--log-content",  // told by run, ppl, chat
           "--models-memory", "--keep-alive", "--rows-beside", "--slowdown",  // told by docs/
-          "--management-port", "--management-host", "--open-metrics"})
+          "--management-port", "--management-host", "--agent-port", "--open-metrics"})
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "

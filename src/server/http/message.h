@@ -90,6 +90,8 @@ struct HttpHandlers {
     /// Header fields for whatever this request is answered with; before all others, and may put right what the request
     /// says in its own. On the I/O thread; may be empty.
     std::function<Headers(HttpRequest&)> headers;
+    /// If it is there, no HTTP is spoken: each connection is told this line, and ends.
+    std::function<std::string()> line = {};
     /// The body of an error that the HTTP server itself has found (400, 408, 413, ...).
     std::function<std::string(int status, const std::string& message)> error_body;
 };
