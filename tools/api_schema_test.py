@@ -189,12 +189,15 @@ def facts(server):
     check_reply(server, "/tokenize", "post", {"messages": USER})
     check_reply(server, "/detokenize", "post", {"tokens": ids})
     check_reply(server, "/apply-template", "post", {"messages": USER})
-    for path in ("/", "/api/hello", "/openapi.json", "/health", "/v1/models", "/props", "/metrics", "/v1/requests"):
+    for path in ("/", "/api/hello", "/openapi.json", "/health", "/readyz", "/livez", "/version", "/server_info", "/v1/loads", "/v1/models", "/props", "/metrics", "/v1/requests"):
         check_reply(server, path)
     check_reply(server, "/v1/models/{id}", real="/v1/models/" + json.loads(server.ask("GET", "/v1/models")[1])["data"][0]["id"])
     for path in ("/api/tags", "/api/ps", "/api/version"):
         check_reply(server, path)
     check_reply(server, "/api/show", "post", {"model": "any"})
+    check_reply(server, "/v1/chat/completions/render", "post", {"messages": USER})
+    check_reply(server, "/v1/completions/render", "post", {"prompt": ["a", "b"]})
+    check_reply(server, "/flush_cache", "post")
     check_reply(server, "/pause", "post")
     check_reply(server, "/resume", "post")
 
@@ -215,7 +218,7 @@ def requests_in_progress(server):
 
 def errors(server):
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize",
-                 "/detokenize", "/apply-template", "/update_weights"):
+                 "/v1/chat/completions/render", "/v1/completions/render", "/abort_request", "/detokenize", "/apply-template", "/update_weights"):
         check_reply(server, path, "post", {}, status=400)
         check_reply(server, path, "post", {"x": 1}, status=415, headers={"Content-Type": "text/plain"})
         check_reply(server, path, "post", {"x": 1}, status=403, headers={"Origin": "https://elsewhere.example"})
@@ -230,6 +233,7 @@ def errors(server):
     check_reply(server, "/v1/messages", "post", {"max_tokens": 1, "messages": [USER[0] | {"content": "word " * 4000}]}, status=400)
     check_reply(server, "/v1/models/{id}", real="/v1/models/another", status=404)
     check_reply(server, "/v1/requests/{id}", "delete", real="/v1/requests/none", status=404)
+    check_reply(server, "/abort_request", "post", {"rid": "none"}, status=404)
     check_reply(server, "/props", headers={"Host": "evil.example"}, status=403)
 
 

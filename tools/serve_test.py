@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The commands round a server: launch, ps, doctor, completion, systemd's protocol, and several replicas behind
-HAProxy. usage: serve_test.py RIPTIDE. Agents are fakes on PATH; nothing leaves loopback.
+"""The commands round a server: launch, ps, doctor, completion, systemd's protocol. usage: serve_test.py RIPTIDE.
+Agents are fakes on PATH; nothing leaves loopback.
 """
 import json
 import os
@@ -439,52 +439,7 @@ def completion():
     expect("-l device -x -a 'auto cpu cuda'" in fish and "-l drafter -r -a 'ngram demo'" in fish, "fish knows values")
 
 
-def haproxy():
-    if shutil.which("haproxy") is None:
-        skipped.append("haproxy: not installed (tools/setup.sh installs it)")
-        return
-    ports, front = [free_port(), free_port()], free_port()
-    config = (ROOT / "contrib/haproxy.cfg").read_text()
-    for old, new in [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("127.0.0.1:8484", f"127.0.0.1:{ports[0]}"),
-                     ("127.0.0.1:8485", f"127.0.0.1:{ports[1]}")]:
-        expect(old in config, f"contrib/haproxy.cfg names {old}")
-        config = config.replace(old, new)
-    (work / "haproxy.cfg").write_text(config)
-    servers = [start_server(port) for port in ports]
-    proxy = subprocess.Popen(["haproxy", "-f", str(work / "haproxy.cfg"), "-db"], stdout=subprocess.DEVNULL,
-                             stderr=subprocess.DEVNULL)
-    try:
-        expect(wait_for(lambda: listens(front)), "haproxy listens")
-        time.sleep(1.5)  # for its first health checks
-
-        def counts():
-            found = []
-            for port in ports:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
-                    line = [l for l in page.read().decode().splitlines() if l.startswith("riptide_requests_submitted_total ")]
-                found.append(int(line[0].split()[1]))
-            return found
-        used = set()
-        for number in range(12):
-            before = counts()
-            for _ in range(2):
-                post(front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"session {number}"})
-            gained = [after - b for after, b in zip(counts(), before)]
-            expect(sorted(gained) == [0, 2], f"a session stays on one replica: {gained}")
-            used.add(gained.index(max(gained)))
-        expect(used == {0, 1}, f"sessions spread over the replicas: {used}")
-        stop(servers[0])
-        reply = post(front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": "session 0"})
-        expect("choices" in reply, "and the other takes over when one ends")
-    finally:
-        proxy.terminate()
-        proxy.wait()
-        for server in servers:
-            if server.poll() is None:
-                stop(server)
-
-
-for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion, haproxy]:
+for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion]:
     try:
         part()
     except Exception as error:

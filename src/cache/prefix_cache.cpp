@@ -63,8 +63,7 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
       page_rows_(static_cast<size_t>(cache.options().page_rows)),
       geometry_(geometry_digest(cache)),
       heap_(HostHeap::make(cache.gpu())),
-      transfer_(cache, *heap_),
-      held_(static_cast<size_t>(cache.pool().size()), 0) {
+      transfer_(cache, *heap_) {
     RT_CHECK(options.checkpoint_every >= 1, "checkpoints every {} tokens: at least 1 is needed",
              options.checkpoint_every);
     heap_->reserve_behind(options.pinned_at_start);

@@ -88,7 +88,6 @@ class PrefixCache {
     struct Stats {
         int64_t prompts = 0, hits = 0, prompt_tokens = 0, cached_tokens = 0;
         int64_t pages = 0, checkpoints = 0, state_bytes = 0;  // held now; pages: nodes of the trees
-        int64_t held_pages = 0;  // of the pool, those of partly filled pages too; each once, however many share it
         int64_t evicted_pages = 0, evicted_checkpoints = 0, loaded_pages = 0, loaded_checkpoints = 0;
         int64_t refused = 0;  // checkpoints that would have driven out something of a higher class
         int64_t damaged = 0;  // records of the tiers that did not fit
@@ -126,6 +125,8 @@ class PrefixCache {
     void end_session(uint64_t session);
     /// Drops all entries from memory. The tiers keep theirs.
     void forget();
+    /// And all that `host` holds.
+    void flush();
     /// From now on all state is of these weights: drops what is in memory and in `host`; in `disk` nothing of others is
     /// found. Names what decides K/V values: content and config of weights, chip, numerics.
     void use_weights(const Digest& name);
@@ -135,8 +136,6 @@ class PrefixCache {
     void persist();
 
     const Stats& stats() const { return stats_; }
-    /// For each page, how many references the cache holds.
-    std::span<const int32_t> page_references() const { return held_; }
 
   private:
     struct Node;
@@ -201,7 +200,6 @@ class PrefixCache {
     std::map<std::string, std::unique_ptr<Node>> roots_;  // by the whole salt
     std::map<uint64_t, Session> sessions_;
     std::vector<std::pair<Node*, Checkpoint*>> checkpoints_;  // all of them
-    std::vector<int32_t> held_;
     uint64_t clock_ = 0;
     Stats stats_;
 };

@@ -149,20 +149,15 @@ void PrefixCache::end_session(uint64_t id) {
 // --- Pages ---
 
 bool PrefixCache::unused(int32_t page) const {
-    return page < 0 || cache_.pool().refcount(page) == held_[static_cast<size_t>(page)];
+    return page < 0 || cache_.pool().refcount(page) == cache_.pool().kept(page);
 }
 
 void PrefixCache::hold(int32_t page) {
-    if (page < 0) return;
-    cache_.pool().retain(page);
-    stats_.held_pages += ++held_[static_cast<size_t>(page)] == 1;
+    if (page >= 0) cache_.pool().keep(page);
 }
 
 void PrefixCache::drop(int32_t page) {
-    if (page < 0) return;
-    RT_ASSERT(held_[static_cast<size_t>(page)] > 0);
-    stats_.held_pages -= --held_[static_cast<size_t>(page)] == 0;
-    cache_.pool().release(page);
+    if (page >= 0) cache_.pool().drop(page);
 }
 
 // --- Letting go ---
@@ -316,9 +311,13 @@ void PrefixCache::forget() {
 
 // --- Tiers ---
 
-void PrefixCache::use_weights(const Digest& name) {
+void PrefixCache::flush() {
     forget();
     if (host_ != nullptr) host_->clear();
+}
+
+void PrefixCache::use_weights(const Digest& name) {
+    flush();
     if (disk_ != nullptr) disk_->use_weights(name);
 }
 

@@ -359,6 +359,10 @@ int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work)
     return impl_->reload(std::move(checkpoint), work);
 }
 
+void Engine::forget_cache(WorkBudget* work) {
+    impl_->between_requests("forget_cache", [this] { impl_->loop.flush(); }, work);
+}
+
 std::unique_ptr<Speculator> Engine::speculate(std::unique_ptr<Speculator> speculator) {
     impl_->between_requests("speculate", [&] { speculator = impl_->loop.speculate(std::move(speculator)); });
     return speculator;

@@ -64,6 +64,7 @@ struct EngineInfo {
     int64_t version = 1;         // of the weights: 1, and one more with each reload
     int64_t context_length = 0;  // tokens of prompt and answer together
     int64_t kv_tokens = 0;
+    int32_t page_rows = 0;     // tokens in a page of K/V
     int64_t memory_bytes = 0;  // of weights and K/V; on a GPU of all that the engine has there
     int32_t max_running = 0, chunk_rows = 0;
     int threads = 0;
@@ -87,7 +88,9 @@ struct EngineStats {
     int64_t submitted = 0, finished = 0, cancelled = 0, failed = 0, refused = 0;
     int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
     int64_t preempted = 0, recomputed_rows = 0;
-    int64_t pages = 0, free_pages = 0, cached_pages = 0, checkpoints = 0, checkpoint_bytes = 0;
+    int64_t pages = 0, free_pages = 0;
+    int64_t used_pages = 0, cached_pages = 0;  // that answers need now, that the prefix cache holds; some are both
+    int64_t checkpoints = 0, checkpoint_bytes = 0;
     int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0, failed_writes = 0;
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
@@ -163,6 +166,9 @@ class Engine {
     /// `work` ends the wait (WorkStopped) until they are being loaded, and then nothing has changed; null: nobody does.
     int64_t reload(const std::string& path, WorkBudget* work = nullptr);
     int64_t reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work = nullptr);
+    /// Forgets what the prefix cache holds in device and host memory; the disk tier keeps its own. Running answers end
+    /// first. `work` as in reload.
+    void forget_cache(WorkBudget* work = nullptr);
     /// For measurements: once no answer has begun, `speculator` drafts for those that follow (null: nobody does);
     /// returns who did. It may leave the engine only until that ends.
     std::unique_ptr<Speculator> speculate(std::unique_ptr<Speculator> speculator);

@@ -1,19 +1,32 @@
 #include "server/metrics.h"
 
 #include <algorithm>
+#include <ctime>
+#include <functional>
 
 namespace riptide::server {
 
 namespace {
 
 void put_head(std::string& out, std::string_view name, std::string_view help, std::string_view type) {
-    out += fmt::format("# HELP riptide_{} {}\n# TYPE riptide_{} {}\n", name, help, name, type);
+    out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
 }
 
 template <class Number>
 void single(std::string& out, std::string_view name, std::string_view help, std::string_view type, Number value) {
     put_head(out, name, help, type);
-    out += fmt::format("riptide_{} {}\n", name, value);
+    out += fmt::format("{} {}\n", name, value);
+}
+
+/// model="..." and the like.
+std::string label_of(std::string_view name, std::string_view value) {
+    std::string out = std::string(name) + "=\"";
+    for (const char c : value) {
+        if (c == '"' || c == '\\') out += '\\';
+        if (c == '\n') out += "\\n";
+        else out += c;
+    }
+    return out + '"';
 }
 
 /// The families of engines: in each one sample an engine, told apart by `model` where a server may have several.
@@ -21,18 +34,20 @@ class EngineFamilies {
   public:
     EngineFamilies(std::string& out, const std::vector<EngineFacts>& engines) : out_(out), engines_(engines) {}
 
-    void head(std::string_view name, std::string_view help, std::string_view type) { put_head(out_, name, help, type); }
+    void head(std::string_view name, std::string_view help, std::string_view type) {
+        put_head(out_, fmt::format("riptide_{}", name), help, type);
+    }
     /// `more`: further labels, `slot="1"`.
     template <class Number>
     void sample(std::string_view name, const EngineFacts& engine, const std::string& more, Number value) {
         const std::string labels = engine.label + (engine.label.empty() || more.empty() ? "" : ",") + more;
         out_ += fmt::format("riptide_{}{} {}\n", name, labels.empty() ? "" : "{" + labels + "}", value);
     }
-    /// A family without labels of its own; `value`: a member of EngineStats or EngineInfo.
-    template <class Facts, class Number>
-    void single(std::string_view name, std::string_view help, std::string_view type, Number Facts::*value) {
+    /// A family without labels of its own; `value`: a member of EngineFacts.
+    template <class Member>
+    void single(std::string_view name, std::string_view help, std::string_view type, Member value) {
         head(name, help, type);
-        for (const EngineFacts& engine : engines_) sample(name, engine, "", static_cast<const Facts&>(engine).*value);
+        for (const EngineFacts& engine : engines_) sample(name, engine, "", std::invoke(value, engine));
     }
     /// One with a label, and what stands for each of its values.
     void labelled(std::string_view name, std::string_view help, std::string_view type, std::string_view label,
@@ -41,6 +56,12 @@ class EngineFamilies {
         for (const EngineFacts& engine : engines_)
             for (const auto& [word, value] : values)
                 sample(name, engine, fmt::format("{}=\"{}\"", label, word), engine.*value);
+    }
+    void cache_config() {
+        head("cache_config_info", "Sizes of K/V in its labels", "gauge");
+        for (const EngineFacts& e : engines_)
+            sample("cache_config_info", e,
+                   fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", e.page_rows, e.pages), 1);
     }
     void by_slot(std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
         head(name, help, "counter");
@@ -93,6 +114,10 @@ void engine_part(EngineFamilies& f, bool drafts) {
     f.single("kv_pages_free", "Pages of K/V that nobody uses", "gauge", &EngineStats::free_pages);
     f.single("kv_pages_cached", "Pages of K/V that the prefix cache holds, partly filled ones too", "gauge",
              &EngineStats::cached_pages);
+    f.single("kv_pages_used", "Pages of K/V that answers need", "gauge", &EngineStats::used_pages);
+    f.single("kv_usage_ratio", "Share of K/V that answers need; what only the prefix cache holds is free", "gauge",
+             &EngineFacts::kv_usage);
+    f.cache_config();
     f.labelled("cache_tier_bytes", "Bytes of the prefix cache", "gauge", "tier",
                {{"checkpoints", &EngineStats::checkpoint_bytes},
                 {"host", &EngineStats::host_tier_bytes},
@@ -111,6 +136,29 @@ void engine_part(EngineFamilies& f, bool drafts) {
     f.single("weights_version", "1, and one more with each reload", "gauge", &EngineStats::version);
 }
 
+/// The names under which routers look in a fleet of vLLM's: each typed, and with one series, since they take the first.
+void vllm_part(std::string& out, const EngineFacts& all, const std::string& model) {
+    const auto put = [&](std::string_view name, std::string_view own, std::string_view type, auto value,
+                         const std::string& more = "") {
+        put_head(out, fmt::format("vllm:{}", name), own, type);
+        out += fmt::format("vllm:{}{{{},engine=\"0\"{}}} {}\n", name, model, more, value);
+    };
+    put("num_requests_waiting", "As riptide_requests_waiting", "gauge", all.waiting);
+    put("num_requests_running", "As riptide_requests_running", "gauge", all.running);
+    for (const char* name : {"kv_cache_usage_perc", "gpu_cache_usage_perc"})
+        put(name, "As riptide_kv_usage_ratio", "gauge", all.kv_usage());
+    put("cache_config_info", "As riptide_cache_config_info", "gauge", 1,
+        fmt::format(",block_size=\"{}\",num_gpu_blocks=\"{}\"", all.page_rows, all.pages));
+    put("lora_requests_info", "Nothing: there are no adapters; the time now", "gauge", std::time(nullptr),
+        R"(,max_lora="0",running_lora_adapters="",waiting_lora_adapters="")");
+    for (const char* name : {"prefix_cache_queries_total", "gpu_prefix_cache_queries_total", "prompt_tokens_total"})
+        put(name, "As riptide_prompt_tokens_total", "counter", all.prompt_tokens);
+    for (const char* name : {"prefix_cache_hits_total", "gpu_prefix_cache_hits_total"})
+        put(name, "As riptide_prompt_cached_tokens_total", "counter", all.cached_tokens);
+    put("generation_tokens_total", "As riptide_answer_tokens_total", "counter", all.answer_tokens);
+    put("num_preemptions_total", "As riptide_preemptions_total", "counter", all.preempted);
+}
+
 }  // namespace
 
 Metrics::Metrics() {
@@ -118,13 +166,13 @@ Metrics::Metrics() {
         h = {name, help, std::move(bounds), {}, 0};
         h.counts.resize(h.bounds.size() + 1);
     };
-    prepare(first_token_, "time_to_first_token_seconds", "From the request to its first token",
+    prepare(first_token_, "riptide_time_to_first_token_seconds", "From the request to its first token",
             {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120});
-    prepare(between_tokens_, "time_per_output_token_seconds", "Mean time between the tokens of an answer",
+    prepare(between_tokens_, "riptide_time_per_output_token_seconds", "Mean time between the tokens of an answer",
             {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1});
-    prepare(queue_, "queue_seconds", "From the request to its first step",
+    prepare(queue_, "riptide_queue_seconds", "From the request to its first step",
             {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120});
-    prepare(prompt_tokens_, "request_prompt_tokens", "Tokens of a prompt",
+    prepare(prompt_tokens_, "riptide_request_prompt_tokens", "Tokens of a prompt",
             {64, 256, 1024, 4096, 16384, 32768, 65536, 131072, 262144});
 }
 
@@ -160,42 +208,62 @@ void Metrics::answered(const Done& done) {
         between_tokens_.add(done.timings.decode / static_cast<double>(done.usage.completion - 1));
 }
 
+double EngineFacts::kv_usage() const {
+    const int64_t used = pages > 0 ? used_pages : running, most = pages > 0 ? pages : max_running;
+    return most > 0 ? static_cast<double>(used) / static_cast<double>(most) : 0;
+}
+
 EngineFacts engine_facts(const ModelLease& model, bool labelled) {
     EngineFacts facts{{model->engine->stats()}, {model->engine->info()}, ""};
-    if (!labelled) return facts;
-    for (const char c : model->name) facts.label += c == '"' || c == '\\' ? std::string{'\\', c} : std::string(1, c);
-    facts.label = "model=\"" + facts.label + "\"";
+    if (labelled) facts.label = label_of("model", model->name);
     return facts;
 }
 
-std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections) const {
+EngineFacts total_of(const std::vector<EngineFacts>& engines) {
+    EngineFacts all;
+    for (const EngineFacts& one : engines) {
+        for (const auto count : {&EngineStats::waiting, &EngineStats::running, &EngineStats::pages,
+                                 &EngineStats::used_pages, &EngineStats::prompt_tokens, &EngineStats::cached_tokens,
+                                 &EngineStats::answer_tokens, &EngineStats::preempted})
+            all.*count += one.*count;
+        all.max_running += one.max_running;
+        all.page_rows = one.page_rows;
+    }
+    return all;
+}
+
+std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections,
+                          const std::string& model) const {
     std::string out;
-    single(out, "ready", "1 once requests can be answered", "gauge", ready ? 1 : 0);
-    single(out, "connections", "Open connections", "gauge", connections);
+    single(out, "riptide_ready", "1 once requests can be answered", "gauge", ready ? 1 : 0);
+    single(out, "riptide_connections", "Open connections", "gauge", connections);
     EngineFamilies families(out, engines);
     const auto drafts = [](const EngineFacts& engine) { return !engine.draft_slots.empty(); };
     if (!engines.empty()) engine_part(families, std::any_of(engines.begin(), engines.end(), drafts));
     const std::lock_guard lock(mutex_);
-    put_head(out, "http_replies_total", "Replies by route and status", "counter");
+    put_head(out, "riptide_http_replies_total", "Replies by route and status", "counter");
     for (const auto& [key, count] : replies_)
         out +=
             fmt::format("riptide_http_replies_total{{route=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
-    single(out, "http_abandoned_total", "Replies whose client left before they were complete", "counter", abandoned_);
-    single(out, "http_failed_total", "Replies that a mistake of the server ended", "counter", mistaken_);
-    put_head(out, "answers_total", "Answers by what ended them", "counter");
+    single(out, "riptide_http_abandoned_total", "Replies whose client left before they were complete", "counter", abandoned_);
+    single(out, "riptide_http_failed_total", "Replies that a mistake of the server ended", "counter", mistaken_);
+    put_head(out, "riptide_answers_total", "Answers by what ended them", "counter");
     for (const auto& [reason, count] : reasons_)
         out += fmt::format("riptide_answers_total{{reason=\"{}\"}} {}\n", reason, count);
-    for (const Histogram* h : {&first_token_, &between_tokens_, &queue_, &prompt_tokens_}) {
-        put_head(out, h->name, h->help, "histogram");
-        int64_t total = 0;
-        for (std::size_t i = 0; i < h->counts.size(); ++i) {
-            total += h->counts[i];
-            const std::string bound = i < h->bounds.size() ? fmt::format("{}", h->bounds[i]) : "+Inf";
-            out += fmt::format("riptide_{}_bucket{{le=\"{}\"}} {}\n", h->name, bound, total);
-        }
-        out += fmt::format("riptide_{}_sum {}\nriptide_{}_count {}\n", h->name, h->sum, h->name, total);
-    }
+    for (const Histogram* h : {&first_token_, &between_tokens_, &queue_, &prompt_tokens_}) h->put(out);
+    if (ready) vllm_part(out, total_of(engines), label_of("model_name", model));
     return out;
+}
+
+void Metrics::Histogram::put(std::string& out) const {
+    put_head(out, name, help, "histogram");
+    int64_t total = 0;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+        total += counts[i];
+        const std::string bound = i < bounds.size() ? fmt::format("{}", bounds[i]) : "+Inf";
+        out += fmt::format("{}_bucket{{le=\"{}\"}} {}\n", name, bound, total);
+    }
+    out += fmt::format("{}_sum {}\n{}_count {}\n", name, sum, name, total);
 }
 
 }  // namespace riptide::server

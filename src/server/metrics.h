@@ -18,8 +18,14 @@ namespace riptide::server {
 /// Of one engine, at one time.
 struct EngineFacts : EngineStats, EngineInfo {
     std::string label;  // model="..." of its samples, or none
+
+    /// 0 to 1: pages that answers need now; for a model without pages, answers of those that may run. What only the
+    /// prefix cache holds is free.
+    double kv_usage() const;
 };
 EngineFacts engine_facts(const ModelLease& model, bool labelled);
+/// One that stands for all of a server, to whoever takes it for one worker: sums of what routers ask for.
+EngineFacts total_of(const std::vector<EngineFacts>& engines);
 
 /// Thread-safe.
 class Metrics {
@@ -34,8 +40,10 @@ class Metrics {
     /// An answer is complete.
     void answered(const Done& done);
 
-    /// The whole page; `engines`: of what is loaded.
-    std::string page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections) const;
+    /// The whole page: of what is loaded (`engines`), and of all together under the names of vLLM, with one series each
+    /// (`model`: what its label says).
+    std::string page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections,
+                     const std::string& model) const;
 
   private:
     struct Histogram {
@@ -44,6 +52,7 @@ class Metrics {
         std::vector<int64_t> counts;  // one more than bounds
         double sum = 0;
         void add(double value);
+        void put(std::string& out) const;
     };
 
     mutable std::mutex mutex_;

@@ -36,6 +36,7 @@ json::object log_head(std::string_view event, const LogSubject& subject, Request
     json::object out = {{"time", std::chrono::duration<double>(now).count()},
                         {"event", event},
                         {"id", subject.id},
+                        {"x_request_id", subject.request_id},
                         {"route", subject.route},
                         {"request", id}};
     if (!subject.session.empty()) out["session"] = subject.session;

@@ -16,7 +16,9 @@ struct LogOptions {
 
 /// What lines are about.
 struct LogSubject {
-    std::string id, route, session;  // of the reply
+    std::string id;  // of the reply
+    std::string request_id;  // x-request-id
+    std::string route, session;
 };
 
 /// No line holds a key, or (unless asked for) a word of a prompt or an answer. Thread-safe if `write` is.

@@ -7,11 +7,12 @@
 #include "server/access.h"
 #include "server/api/api.h"
 #include "server/api/ollama/ollama_request.h"
+#include "server/api/request_headers.h"
 #include "server/api/routes.h"
+#include "server/management.h"
 #include "server/model_pool.h"
 #include "server/openapi/openapi.h"
 #include "server/page/page.h"
-#include "text/utf8.h"
 
 namespace riptide::server {
 
@@ -21,27 +22,6 @@ ErrorShape shape_of(const Known& known) {
     if (known.ollama()) return ErrorShape::ollama;
     const bool anthropic = known.route == Route::messages || known.route == Route::count_tokens;
     return anthropic ? ErrorShape::anthropic : ErrorShape::openai;
-}
-
-std::string session_in_headers(const HttpRequest& request) {
-    for (const char* name :
-         {"x-claude-code-session-id", "x-session-id", "session-id", "thread-id", "x-session-affinity"})
-        if (const std::string_view value = request.header(name); !value.empty()) {
-            std::string session;  // valid UTF-8, as it is told in JSON
-            Utf8Stream stream;
-            stream.push(value.substr(0, 256), session);
-            stream.finish(session);
-            return session;
-        }
-    return {};
-}
-
-bool is_json(std::string_view content_type) {
-    std::string type(content_type.substr(0, content_type.find(';')));
-    while (type.ends_with(' ')) type.pop_back();
-    std::transform(type.begin(), type.end(), type.begin(),
-                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-    return type == "application/json";
 }
 
 ApiError not_ready(const std::string& message) {
@@ -64,41 +44,61 @@ struct Server::Impl {
         : options(std::move(o)),
           access(options.api_keys, options.http.unix_socket.empty() ? options.http.host : "localhost",
                  options.allowed_hosts, options.cors_origins),
+          watchers({}, options.management_host, {}),
           responses(options.stored_bytes),
           log(options.log),
           pool(options.several.models.empty() ? nullptr : std::make_unique<ModelPool>(options.several, make_served())),
-          http(http_options(options),
-               {.door = [this](const HttpRequest& request) { return door(request); },
+          http(http_options(options), handlers(Port::serving)) {
+        if (options.management_port)
+            management = std::make_unique<HttpServer>(management_options(options), handlers(Port::management));
+        if (options.agent_port)
+            agent = std::make_unique<HttpServer>(agent_options(options),
+                                                 HttpHandlers{.line = [this] { return state_line(); }});
+    }
+
+    enum class Port { serving, management };
+    HttpHandlers handlers(Port port) {
+        const Access& who = port == Port::serving ? access : watchers;
+        return {.door = [this, port](const HttpRequest& request) { return door(request, port); },
                 .handle = [this](HttpRequest&& request) { return handle(request, nullptr); },
                 .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
-                .headers = [this](const HttpRequest& request) { return access.cors(request); },
+                .headers =
+                    [&who](HttpRequest& request) {
+                        Headers out = who.cors(request);
+                        out.emplace_back("x-request-id", settle_request_id(request));
+                        return out;
+                    },
                 .error_body =
                     [](const HttpRequest& request, int status, const std::string& text) {
                         return error_body(ApiError(status, text), shape_of(find_route(request.path, request.method)));
-                    }}) {}
-
-    std::optional<HttpReply> door(const HttpRequest& request);
-    std::optional<HttpReply> pass(const HttpRequest& request, const Known& known);
+                    }};
+    }
+    std::optional<HttpReply> door(const HttpRequest& request, Port port);
+    std::optional<HttpReply> pass(const HttpRequest& request, const Known& known, Port port);
     Outcome handle(HttpRequest& request, const ReplyFacts* early);
     Outcome dispatch(HttpRequest& request, const Known& known, const ReplyFacts* early);
     ApiContext context(const ModelLease& model, const HttpRequest& request, const Known& known, WorkBudget& work) {
-        return {model,
-                *model->engine,
-                options,
-                counted(model->defaults, request, work),
-                metrics,
-                responses,
-                live,
-                log,
-                access.isolation(request),
-                session_in_headers(request),
-                known.label,
-                request.body,
-                work};
+        return {.model = model,
+                .engine = *model->engine,
+                .options = options,
+                .defaults = counted(model->defaults, request, work),
+                .metrics = metrics,
+                .responses = responses,
+                .live = live,
+                .log = log,
+                .isolation = access.isolation(request),
+                .session = session_in_headers(request),
+                .request_id = std::string(request.header("x-request-id")),
+                .route = known.label,
+                .body = request.body,
+                .work = work};
     }
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
     HttpReply health() const;
+    HttpReply live_now() const;
+    std::string state_line();
+    std::vector<EngineFacts> engines();
     HttpReply hello(const HttpRequest& request, const Known& known) const;
     HttpReply about(const HttpRequest& request, const Known& known);
     HttpReply props(const HttpRequest& request, const Known& known);
@@ -113,6 +113,7 @@ struct Server::Impl {
     std::vector<ModelStatus> models() const;
     /// Null: it is still being loaded.
     ModelLease only_model() const { return {ModelLease(), only.load()}; }
+    const std::string& default_model() const { return pool ? pool->first() : options.model; }
     std::string pooled(std::string_view asked) const;
     std::string asked_model(const Known& known, const json::object& body) const;
     RequestDefaults counted(RequestDefaults defaults, const HttpRequest& request, WorkBudget& work) const {
@@ -125,7 +126,7 @@ struct Server::Impl {
     HttpReply steer_model(const json::object& body, const Known& known, WorkBudget& work);
 
     const ServerOptions options;
-    const Access access;
+    const Access access, watchers;  // of the port, of the management port
     Metrics metrics;
     ResponseStore responses;
     LiveRequests live;
@@ -134,15 +135,17 @@ struct Server::Impl {
     std::atomic<const ServedModel*> only = nullptr;
     std::unique_ptr<ModelPool> pool;  // of several; null: there is only one
     std::atomic<bool> draining = false, failed = false;
-    HttpServer http;  // last: it calls the others
+    FreeWeight weight;  // of the agent's thread
+    HttpServer http;    // from here on: they call the others
+    std::unique_ptr<HttpServer> management, agent;
 };
 
 /// From the header alone: refusals, and all that needs no body.
-std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
+std::optional<HttpReply> Server::Impl::door(const HttpRequest& request, Port port) {
     const Known& known = find_route(request.path, request.method);
     std::optional<HttpReply> reply;
     try {
-        reply = pass(request, known);
+        reply = pass(request, known, port);
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
         if (error.status() == 405)
@@ -156,13 +159,17 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
     return reply;
 }
 
-std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Known& known) {
-    access.check_origin(request);
+/// At the management port it always has a reply, or throws: there are no handlers.
+std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Known& known, Port port) {
+    const bool managing = port == Port::management;
+    (managing ? watchers : access).check_origin(request);
+    if (managing && !known.management()) throw not_managed();
     const bool get = request.method == "GET" || request.method == "HEAD";
-    if (request.method == "OPTIONS") return HttpReply{204, ""};
+    if (request.method == "OPTIONS" && !managing) return HttpReply{204, ""};
     if (get && known.route == Route::hello) return hello(request, known);
     if (get && known.route == Route::health) return health();
-    access.check_key(request);
+    if (get && known.route == Route::live) return live_now();
+    if (!managing && !(known.route == Route::metrics && options.open_metrics)) access.check_key(request);
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
     if (known.get() ? !get : request.method != known.method)
         throw ApiError(405, "this path does not take " + request.method);
@@ -193,6 +200,20 @@ HttpReply Server::Impl::health() const {
     return reply;
 }
 
+/// Also while the model is loaded, and while answers end.
+HttpReply Server::Impl::live_now() const {
+    if (broken()) return health();
+    return {200, R"({"status":"ok"})"};
+}
+
+/// What HAProxy's agent check is to do with this server.
+std::string Server::Impl::state_line() {
+    if (broken()) return "down\n";
+    if (draining) return "drain\n";
+    if (!ready()) return "down\n";
+    return fmt::format("up ready {}%\n", weight.next(total_of(engines())));
+}
+
 /// Browsers are shown the page; who looks for the server gets a word.
 HttpReply Server::Impl::hello(const HttpRequest& request, const Known& known) const {
     const bool page = options.page && known.path == "/";
@@ -202,18 +223,26 @@ HttpReply Server::Impl::hello(const HttpRequest& request, const Known& known) co
     return reply;
 }
 
+/// Of what is loaded.
+std::vector<EngineFacts> Server::Impl::engines() {
+    std::vector<EngineFacts> out;
+    if (pool)
+        for (const ModelLease& model : pool->loaded()) out.push_back(engine_facts(model, true));
+    else if (const ModelLease model = only_model()) out.push_back(engine_facts(model, false));
+    return out;
+}
+
 HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
-    if (known.route == Route::metrics) {
-        std::vector<EngineFacts> engines;
-        if (pool)
-            for (const ModelLease& model : pool->loaded()) engines.push_back(engine_facts(model, true));
-        else if (const ModelLease model = only_model()) engines.push_back(engine_facts(model, false));
-        return {200, metrics.page(ready(), engines, http.connections()), "text/plain; version=0.0.4; charset=utf-8"};
-    }
+    if (known.route == Route::metrics)
+        return {200, metrics.page(ready(), engines(), http.connections(), default_model()),
+                "text/plain; version=0.0.4; charset=utf-8"};
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
+    if (known.route == Route::version) return get_version();
     if (known.route == Route::ollama_version) return get_ollama_version();
     if (!ready()) throw not_ready("the model is being loaded");
     if (known.route == Route::models) return get_models(models());
+    if (known.route == Route::server_info) return get_server_info(models().front());
+    if (known.route == Route::loads) return get_loads(total_of(engines()));
     if (known.route == Route::model) return get_model(models(), rest_of(request.path, known));
     if (known.route == Route::ollama_tags) return get_ollama_tags(models());
     if (known.route == Route::ollama_ps) return get_ollama_ps(models());
@@ -330,6 +359,8 @@ Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const R
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body, work);
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
+    if (known.route == Route::abort_request)
+        return delete_request(live, access.isolation(request), Fields(body).filled("rid"));
     if (pool && early == nullptr)
         if (auto waits = later(request, known, body, work)) return waits;
     ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
@@ -339,6 +370,10 @@ Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const R
             return post_chat(ctx, std::move(body));
         case Route::completions:
             return post_completion(ctx, std::move(body));
+        case Route::render_chat:
+            return post_render_chat(ctx, std::move(body));
+        case Route::render_completion:
+            return post_render_completion(ctx, std::move(body));
         case Route::responses:
             return post_responses(ctx, std::move(body));
         case Route::messages:
@@ -357,6 +392,8 @@ Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const R
             return post_resume(ctx);
         case Route::update_weights:
             return post_update_weights(ctx, body);
+        case Route::flush_cache:
+            return post_flush_cache(ctx);
         case Route::tokenize:
             return post_tokenize(ctx, std::move(body));
         case Route::detokenize:
@@ -370,6 +407,8 @@ Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(o
 Server::~Server() = default;
 
 int Server::port() const { return impl_->http.port(); }
+int Server::management_port() const { return impl_->management ? impl_->management->port() : 0; }
+int Server::agent_port() const { return impl_->agent ? impl_->agent->port() : 0; }
 void Server::serve(Engine& engine) {
     impl_->loaded = impl_->served(impl_->options.model, engine);
     impl_->only = &impl_->loaded;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,11 @@ struct ServerOptions {
     int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
     LogOptions log;
     McpServers mcp;      // whose tools the page may use
+    /// A port of its own for who watches the server: GETs that generate and change nothing, without a key or TLS.
+    std::optional<int64_t> management_port;  // none: there is none; 0: any that is free
+    std::string management_host = "127.0.0.1";
+    std::optional<int64_t> agent_port;  // on that host too: HAProxy's agent checks (docs/fleet.md)
+    bool open_metrics = false;  // GET /metrics needs no key here either
     bool page = true;    // browsers are shown a page at "/"
     bool admin = false;  // clients may pause the engine and give it other weights
 };
@@ -43,6 +49,9 @@ class Server {
     Server& operator=(const Server&) = delete;
 
     int port() const;
+    /// 0: there is none.
+    int management_port() const;
+    int agent_port() const;
     /// The model is loaded. The engine must outlive the server. REQUIRES that there are not several.
     void serve(Engine& engine);
     /// The engine has ended by itself (its device failed): the process should too.

@@ -37,29 +37,66 @@ TEST(page_pool, an_empty_pool_has_nothing) {
     EXPECT_EQ(pool.acquire(), -1);
 }
 
-TEST(page_pool, random_use_keeps_the_count) {
+TEST(page_pool, what_the_cache_alone_holds_is_not_used) {
+    PagePool pool(3);
+    const int32_t shared = pool.acquire(), own = pool.acquire();
+    pool.keep(shared);
+    pool.keep(shared);
+    EXPECT_EQ(pool.used_count(), 2);
+    EXPECT_EQ(pool.kept_count(), 1) << "each page once";
+    pool.release(shared);
+    EXPECT_EQ(pool.used_count(), 1);
+    EXPECT_EQ(pool.spare_count(), 1);
+    pool.retain(shared);
+    EXPECT_EQ(pool.used_count(), 2);
+    EXPECT_EQ(pool.spare_count(), 0);
+    pool.drop(shared);
+    pool.drop(shared);
+    EXPECT_EQ(pool.kept_count(), 0);
+    pool.release(shared);
+    pool.release(own);
+    EXPECT_EQ(pool.used_count(), 0);
+    EXPECT_EQ(pool.free_count(), 3);
+}
+
+TEST(page_pool, random_use_keeps_the_counts) {
     std::mt19937 rng(1);
     PagePool pool(17);
-    std::vector<int32_t> refs(17, 0);
+    std::vector<int32_t> users(17, 0), kept(17, 0);
+    const auto any = [](const std::vector<int32_t>& counts) { return 17 - std::count(counts.begin(), counts.end(), 0); };
     for (int i = 0; i < 20000; ++i) {
         const auto page = static_cast<int32_t>(rng() % 17);
-        int32_t& count = refs[static_cast<size_t>(page)];
-        if (rng() % 3 == 0) {
-            const int32_t got = pool.acquire();
-            if (got >= 0) {
-                ASSERT_EQ(refs[static_cast<size_t>(got)]++, 0);
-            } else {
-                ASSERT_EQ(std::count(refs.begin(), refs.end(), 0), 0);
-            }
-        } else if (count > 0 && rng() % 2 == 0) {
-            pool.retain(page);
-            ++count;
-        } else if (count > 0) {
-            pool.release(page);
-            --count;
+        int32_t &user = users[static_cast<size_t>(page)], &cached = kept[static_cast<size_t>(page)];
+        const bool held = user + cached > 0;
+        switch (rng() % 5) {
+            case 0:
+                if (const int32_t got = pool.acquire(); got >= 0) {
+                    ASSERT_EQ(users[static_cast<size_t>(got)]++, 0);
+                    ASSERT_EQ(kept[static_cast<size_t>(got)], 0);
+                } else {
+                    ASSERT_EQ(pool.free_count(), 0);
+                }
+                break;
+            case 1:
+                if (held) pool.retain(page), ++user;
+                break;
+            case 2:
+                if (user > 0) pool.release(page), --user;
+                break;
+            case 3:
+                if (held) pool.keep(page), ++cached;
+                break;
+            default:
+                if (cached > 0) pool.drop(page), --cached;
         }
-        ASSERT_EQ(pool.free_count(), std::count(refs.begin(), refs.end(), 0));
-        ASSERT_EQ(pool.refcount(page), refs[static_cast<size_t>(page)]);
+        ASSERT_EQ(pool.used_count(), any(users));
+        ASSERT_EQ(pool.kept_count(), any(kept));
+        ASSERT_EQ(pool.refcount(page), user + cached);
+        ASSERT_EQ(pool.kept(page), cached);
+        int32_t free = 0;
+        for (size_t p = 0; p < 17; ++p) free += users[p] + kept[p] == 0;
+        ASSERT_EQ(pool.free_count(), free);
+        ASSERT_EQ(pool.spare_count(), 17 - free - any(users));
     }
 }
 
@@ -71,6 +108,8 @@ TEST(page_pool_death, misuse_aborts) {
     EXPECT_DEATH(pool.release(1), "assertion failed");
     EXPECT_DEATH(pool.release(-1), "assertion failed");
     EXPECT_DEATH(pool.refcount(2), "assertion failed");
+    EXPECT_DEATH(pool.keep(1), "assertion failed");
+    EXPECT_DEATH(pool.drop(page), "assertion failed");
     pool.release(page);
     EXPECT_DEATH(pool.release(page), "assertion failed");
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <random>
 
@@ -198,16 +199,21 @@ struct World {
 
     /// Every reference to every page is accounted for.
     void expect_exact(const std::vector<std::unique_ptr<SequenceState>>& running = {}) const {
-        std::vector<int32_t> expected(cache->page_references().begin(), cache->page_references().end());
-        ASSERT_EQ(cache->stats().held_pages, std::ssize(expected) - std::count(expected.begin(), expected.end(), 0));
+        const PagePool& pool = kv->pool();
+        std::map<int32_t, int32_t> users;
         for (const auto& s : running)
-            for (const int32_t page : s->pages()) ++expected[static_cast<size_t>(page)];
-        int32_t free = 0;
-        for (int32_t page = 0; page < kv->pool().size(); ++page) {
-            ASSERT_EQ(kv->pool().refcount(page), expected[static_cast<size_t>(page)]) << "page " << page;
-            free += expected[static_cast<size_t>(page)] == 0;
+            for (const int32_t page : s->pages()) ++users[page];
+        ASSERT_EQ(pool.used_count(), std::ssize(users));
+        int32_t free = 0, kept = 0, spare = 0;
+        for (int32_t page = 0; page < pool.size(); ++page) {
+            ASSERT_EQ(pool.refcount(page), users[page] + pool.kept(page)) << "page " << page;
+            free += pool.refcount(page) == 0;
+            kept += pool.kept(page) > 0;
+            spare += pool.kept(page) > 0 && users[page] == 0;
         }
-        ASSERT_EQ(kv->pool().free_count(), free);
+        ASSERT_EQ(pool.free_count(), free);
+        ASSERT_EQ(pool.kept_count(), kept);
+        ASSERT_EQ(pool.spare_count(), spare);
     }
 };
 

@@ -260,6 +260,7 @@ TEST_F(EngineTest, cancelling_ends_a_request_while_it_reads_and_while_it_writes)
     EXPECT_EQ(stats.cancelled, 3);
     EXPECT_EQ(stats.running, 0);
     EXPECT_GT(stats.cached_pages, 0);
+    EXPECT_EQ(stats.used_pages, 0) << "what only the cache holds is nobody's";
     EXPECT_EQ(stats.free_pages + stats.cached_pages, stats.pages) << "no page has leaked";
 }
 

@@ -14,6 +14,7 @@
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "base/json.h"
@@ -200,6 +201,21 @@ class ServerTest : public ::testing::Test {
     int port() const { return server->port(); }
     Answer post(const std::string& target, const json::object& body) { return Client(port()).post(target, body); }
     Answer get(const std::string& target) { return Client(port()).ask("GET", target); }
+    /// Pauses the engine when it has begun to answer a prompt of 20 tokens: the first is drawn, far more are to come.
+    RequestId stop_midway(Listener& listener) {
+        std::promise<void> gate;
+        listener.also = [opened = gate.get_future().share()](const Event& event) {
+            if (std::holds_alternative<TokensDrawn>(event.body)) opened.wait();
+        };
+        const RequestId id = engine->submit(continuation(std::vector<int32_t>(20, 9), 900), listener.sink(0));
+        listener.also = {};
+        listener.wait(0, [](const Heard& h) { return !h.tokens.empty(); });
+        std::thread pauser([this] { engine->pause(); });
+        EXPECT_TRUE(becomes([&] { return engine->stats().paused; }));
+        gate.set_value();
+        pauser.join();
+        return id;
+    }
     /// Nothing of what was asked is left in the engine, and the next request is answered.
     void expect_alive() {
         EXPECT_TRUE(becomes([&] { return engine->stats().running == 0 && engine->stats().waiting == 0; }));

@@ -11,12 +11,12 @@ namespace {
 /// What is known of each metric: its type and meaning.
 using MetricFacts = std::map<std::string, std::pair<std::string, std::string>>;
 
-/// Rows of the table: | `riptide_NAME` | type | unit | meaning (labels) |
+/// Rows of the table: | `riptide_NAME` or `vllm:NAME` | type | unit | meaning (labels) |
 MetricFacts metrics_in_table(const std::string& page) {
     MetricFacts out;
     std::istringstream lines(page);
     for (std::string line; std::getline(lines, line);) {
-        if (!line.starts_with("| `riptide_")) continue;
+        if (!line.starts_with("| `riptide_") && !line.starts_with("| `vllm:")) continue;
         std::vector<std::string> cells;
         std::istringstream row(line.substr(2));
         for (std::string cell; std::getline(row, cell, '|');)
@@ -70,6 +70,40 @@ TEST_F(ServerMetrics, are_those_of_the_table_in_the_documentation) {
         EXPECT_EQ(facts, row->second) << name;
     }
     for (const auto& [name, facts] : table) EXPECT_TRUE(page.contains(name)) << name << " is not on the page";
+}
+
+/// The one sample of this name.
+double metric(const std::string& page, const std::string& name) {
+    std::istringstream lines(page);
+    double value = -1;
+    int found = 0;
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with(name + " ") || line.starts_with(name + "{")) {
+            value = std::stod(line.substr(line.rfind(' ') + 1));
+            ++found;
+        }
+    EXPECT_EQ(found, 1) << name;
+    return value;
+}
+
+TEST_F(ServerMetrics, pages_are_used_by_answers_not_by_the_cache) {
+    start();
+    Listener listener;
+    const RequestId held = stop_midway(listener);
+    std::string page = get("/metrics").body;
+    EXPECT_EQ(metric(page, "riptide_requests_running"), 1);
+    EXPECT_EQ(metric(page, "riptide_kv_pages_used"), 2) << "20 tokens of prompt, in pages of 16";
+    EXPECT_DOUBLE_EQ(metric(page, "riptide_kv_usage_ratio"), 2 / metric(page, "riptide_kv_pages"));
+    engine->cancel(held);
+    engine->resume();
+    ask(*engine, continuation(std::vector<int32_t>(50, 7), 10));
+    engine->drain();
+    page = get("/metrics").body;
+    EXPECT_EQ(metric(page, "riptide_kv_usage_ratio"), 0);
+    EXPECT_EQ(metric(page, "riptide_kv_pages_used"), 0);
+    EXPECT_GT(metric(page, "riptide_kv_pages_cached"), 0);
+    EXPECT_EQ(metric(page, "riptide_kv_pages_free") + metric(page, "riptide_kv_pages_cached"),
+              metric(page, "riptide_kv_pages"));
 }
 
 TEST_F(ServerMetrics, timings_say_what_was_drafted_and_why_not_more_was_cached) {

@@ -37,7 +37,7 @@ class ServerMistakes : public ServerTest {
             const auto model = std::make_shared<const server::ServedModel>(
                 server::ServedModel{.name = "x", .own = nullptr, .engine = engine.get(), .defaults = {}});
             const server::ApiContext ctx{model, *engine, options, options.defaults, metrics, responses, live, log,
-                                         "",    "",      "/x",    request.body,     work};
+                                         "",    "",      "",      "/x",             request.body, work};
             server::start(ctx, asked, shape, "messages", "id", reply);
             return reply;
         };
@@ -49,7 +49,7 @@ class ServerMistakes : public ServerTest {
                                          .error_body = [](const auto&, int, const std::string& text) { return text; }});
             answer = Client(http.port()).ask("POST", "/x", "{}");
         }
-        page = metrics.page(true, {}, 0);
+        page = metrics.page(true, {}, 0, "x");
         EXPECT_TRUE(live.list("").empty());
         return answer;
     }

@@ -107,6 +107,12 @@ std::string template_defaults(const server::RequestDefaults& defaults, const Gen
     return out;
 }
 
+std::string management_line(const server::ServerOptions& options, int port) {
+    server::HttpOptions where;
+    where.host = options.management_host;
+    return fmt::format("manage  {}: /health, /metrics, /v1/loads, ... without a key", url_of(where, port));
+}
+
 std::string access_line(const server::ServerOptions& options) {
     return options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key";
 }
@@ -187,6 +193,9 @@ int serve(ServerFlags o) {
     std::unique_ptr<Engine> engine;  // outlives the server
     if (!o.models.empty()) options.several = several_models(o, warnings, log);
     server::Server server(options);
+    if (options.management_port) log.write(management_line(options, server.management_port()));
+    if (options.agent_port)
+        log.write(fmt::format("agent   {} port {}, for HAProxy", options.management_host, server.agent_port()));
     if (o.models.empty()) {
         engine = open_server_engine(o, warnings, log);
         server.serve(*engine);
@@ -249,6 +258,13 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_flag("--no-ui", o.no_page, "Show browsers no page at /");
     cmd.add_option("--mcp", o.mcp, "NAME=URL: an MCP server whose tools the page may use (repeatable)")
         ->allow_extra_args(false);
+    cmd.add_option("--management-port", o.server.management_port,
+                   "A further port that tells health, load and metrics without a key; 0: any that is free")
+        ->check(Range(0, 65535));
+    cmd.add_option("--management-host", o.server.management_host, "Its address")->capture_default_str();
+    cmd.add_option("--agent-port", o.server.agent_port, "One there for HAProxy's agent checks; 0: any that is free")
+        ->check(Range(0, 65535));
+    cmd.add_flag("--open-metrics", o.server.open_metrics, "/metrics needs no key");
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 
@@ -314,7 +330,8 @@ void add_serve(Command& app, Action& action) {
     for (const char* flag :
          {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
           "--min-p", "--chunk", "--draft-tree", "--log-content",  // told by run, ppl, chat
-          "--models-memory", "--keep-alive", "--rows-beside", "--slowdown"})  // told by docs/
+          "--models-memory", "--keep-alive", "--rows-beside", "--slowdown",  // told by docs/
+          "--management-port", "--management-host", "--agent-port", "--open-metrics"})
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "

@@ -291,9 +291,7 @@ void EngineLoop::evict(Answer& answer, int32_t pages) {
     if (prefix == nullptr) return;
     const bool side = answer.job().side && !evict_anything_;
     const PagePool& pool = machine_.cache().pool();
-    const std::span<const int32_t> held = prefix->page_references();
-    int32_t spare = 0;  // all or nothing, as far as it can be foreseen
-    for (size_t p = 0; p < held.size(); ++p) spare += held[p] > 0 && pool.refcount(static_cast<int32_t>(p)) == held[p];
+    const int32_t spare = pool.spare_count();  // all or nothing, as far as it can be foreseen
     if (spare < pages) return;
     const int32_t some = std::min({kEvictAtOnce, pool.size() / 64, spare});
     guarded([&] {
@@ -305,6 +303,11 @@ void EngineLoop::evict(Answer& answer, int32_t pages) {
 void EngineLoop::forget() {
     ++cache_changes_;
     if (PrefixCache* prefix = machine_.prefix()) prefix->forget();
+}
+
+void EngineLoop::flush() {
+    ++cache_changes_;
+    if (PrefixCache* prefix = machine_.prefix()) prefix->flush();
 }
 
 void EngineLoop::change_weights(int64_t version) {
@@ -334,8 +337,9 @@ void EngineLoop::report(EngineStats& stats) const {
     const PagePool& pool = machine_.cache().pool();
     stats.pages = pool.size();
     stats.free_pages = pool.free_count();
+    stats.used_pages = pool.used_count();
+    stats.cached_pages = pool.kept_count();
     if (PrefixCache* prefix = machine_.prefix()) {
-        stats.cached_pages = prefix->stats().held_pages;
         stats.checkpoints = prefix->stats().checkpoints;
         stats.checkpoint_bytes = prefix->stats().state_bytes;
         stats.damaged_records = prefix->stats().damaged;

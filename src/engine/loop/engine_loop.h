@@ -70,6 +70,8 @@ class EngineLoop {
     /// The machine has other weights (and has forgotten what was cached of the old); answers carry `version`.
     /// REQUIRES begun() == 0.
     void change_weights(int64_t version);
+    /// Forgets the prefix cache but for its disk tier. REQUIRES that no request has begun.
+    void flush();
 
     /// Machine::learn_weights.
     void learn_weights() { cache_changes_ += machine_.learn_weights() ? 1 : 0; }

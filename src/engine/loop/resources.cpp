@@ -300,6 +300,7 @@ EngineInfo Machine::facts() const {
     if (checkpoint_) facts.path = checkpoint_->path();
     facts.context_length = context_;
     facts.kv_tokens = options_.kv_tokens;
+    facts.page_rows = options_.page_rows;
     facts.memory_bytes = gpu_ ? gpu_->allocated() : info_.weight_bytes + cache_->total_bytes();
     facts.max_running = options_.max_running;
     facts.chunk_rows = options_.chunk_rows;

@@ -29,6 +29,7 @@ struct ApiContext {
     const RequestLog& log;
     std::string isolation;   // Request::isolation
     std::string session;     // from headers; may be empty
+    std::string request_id;  // x-request-id
     std::string_view route;  // Known::label
     const std::string& body;
     WorkBudget& work;                   // of the whole request
@@ -55,9 +56,13 @@ HttpReply post_count_tokens(const ApiContext& ctx, json::object body);
 HttpReply post_pause(const ApiContext& ctx, const json::object& body, std::string_view query);
 HttpReply post_resume(const ApiContext& ctx);
 HttpReply post_update_weights(const ApiContext& ctx, const json::object& body);
+HttpReply post_flush_cache(const ApiContext& ctx);
 HttpReply get_requests(const LiveRequests& live, const std::string& isolation);
-/// Ends it, if it is one of the same key's.
+/// Ends it, if it is one of the same key's; `id` as in LiveRequests::cancel.
 HttpReply delete_request(const LiveRequests& live, const std::string& isolation, std::string_view id);
+/// The ids that the engine would be fed, where nothing is compressed.
+HttpReply post_render_chat(const ApiContext& ctx, json::object body);
+HttpReply post_render_completion(const ApiContext& ctx, json::object body);
 HttpReply post_tokenize(const ApiContext& ctx, json::object body);
 HttpReply post_detokenize(const ApiContext& ctx, const json::object& body);
 HttpReply post_apply_template(const ApiContext& ctx, json::object body);
@@ -65,6 +70,11 @@ HttpReply get_models(const std::vector<ModelStatus>& models);
 /// One of them; `id` as in the path.
 HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id);
 HttpReply get_props(const ApiContext& ctx);
+HttpReply get_version();
+/// Of the model that answers requests which name none.
+HttpReply get_server_info(const ModelStatus& model);
+/// `all`: of the engines together.
+HttpReply get_loads(const EngineFacts& all);
 Outcome post_ollama_chat(const ApiContext& ctx, const json::object& body);
 Outcome post_ollama_generate(const ApiContext& ctx, const json::object& body);
 HttpReply get_ollama_tags(const std::vector<ModelStatus>& models);

@@ -64,6 +64,11 @@ HttpReply post_update_weights(const ApiContext& ctx, const json::object& body) {
     }
 }
 
+HttpReply post_flush_cache(const ApiContext& ctx) {
+    ctx.engine.forget_cache(&ctx.work);
+    return {200, json::serialize(state_of(ctx))};
+}
+
 HttpReply get_requests(const LiveRequests& live, const std::string& isolation) {
     return {200, json::serialize(json::object{{"object", "list"}, {"data", live.list(isolation)}})};
 }

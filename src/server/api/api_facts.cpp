@@ -1,9 +1,13 @@
 // Routes that tell about the model, and about tokens.
 #include <fmt/format.h>
 
+#include <ctime>
+#include <filesystem>
+
 #include "base/json.h"
 #include "server/api/api.h"
 #include "server/api/reply_parts.h"
+#include "server/openapi/openapi.h"
 #include "text/utf8.h"
 
 namespace riptide::server {
@@ -12,11 +16,19 @@ namespace {
 
 HttpReply reply_of(const json::object& body) { return {200, json::serialize(body)}; }
 
+/// The checkpoint's name, without the folders of this machine.
+std::string root_of(const ModelStatus& status) {
+    const std::string name = status.info ? std::filesystem::path(status.info->path).filename().string() : "";
+    return name.empty() ? status.name : name;
+}
+
 json::object model_entry(const ModelStatus& status) {
     json::object out = {{"id", status.name},
                         {"object", "model"},
                         {"created", 0},
                         {"owned_by", "riptide"},
+                        {"root", root_of(status)},
+                        {"parent", nullptr},
                         {"type", "model"},
                         {"display_name", status.info ? status.info->model.name : status.name},
                         {"created_at", "1970-01-01T00:00:00Z"},
@@ -89,6 +101,13 @@ void append_quoted(std::string_view text, std::string& out) {
     for (char piece[4096]; !serializer.done();) out += serializer.read(piece);
 }
 
+void append_ids(std::span<const int32_t> ids, std::string& out) {
+    out += '[';
+    for (const int32_t id : ids) fmt::format_to(std::back_inserter(out), "{},", id);
+    if (!ids.empty()) out.pop_back();
+    out += ']';
+}
+
 /// Written at once: a tree of values would take many times the memory. With the tokens' texts if there is a tokenizer.
 std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenizer, const ApiContext& ctx) {
     constexpr int64_t kBytesOfWork = 16;  // of each
@@ -96,10 +115,9 @@ std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenize
     // Room once: while a text of 100 MB grows and moves, whoever else needs memory waits. What is not used costs
     // nothing.
     out.reserve(128 + ids.size() * (tokenizer != nullptr ? 24 : 8));
-    out += "{\"tokens\":[";
-    for (const int32_t id : ids) fmt::format_to(std::back_inserter(out), "{},", id);
-    if (!ids.empty()) out.pop_back();
-    out += fmt::format("],\"count\":{},\"max_model_len\":{}", ids.size(), ctx.engine.info().context_length);
+    out += "{\"tokens\":";
+    append_ids(ids, out);
+    out += fmt::format(",\"count\":{},\"max_model_len\":{}", ids.size(), ctx.engine.info().context_length);
     if (tokenizer != nullptr) {
         out += ",\"pieces\":[";
         for (const int32_t id : ids) {
@@ -112,6 +130,12 @@ std::string tokens_reply(std::span<const int32_t> ids, const Tokenizer* tokenize
     }
     out += '}';
     return out;
+}
+
+std::string rendered(const Prompt& prompt, const ApiContext& ctx) {
+    std::string out = "{\"token_ids\":";
+    append_ids(ctx.engine.tokenize(prompt, &ctx.work), out);
+    return out + '}';
 }
 
 }  // namespace
@@ -133,6 +157,38 @@ HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id)
         known += (known.empty() ? "'" : ", '") + status.name + "'";
     }
     throw unknown_model(id, known);
+}
+
+HttpReply get_version() { return reply_of({{"version", program_version()}}); }
+
+HttpReply get_server_info(const ModelStatus& model) {
+    json::object out = {{"model_path", root_of(model)}, {"served_model_name", model.name},
+                        {"version", program_version()}, {"tp_size", 1},
+                        {"dp_size", 1}};
+    if (!model.info) return reply_of(out);
+    const EngineInfo& info = *model.info;
+    out["context_length"] = info.context_length;
+    out["max_total_tokens"] = info.kv_tokens;
+    out["max_running_requests"] = info.max_running;
+    out["weight_version"] = std::to_string(info.version);
+    return reply_of(out);
+}
+
+HttpReply get_loads(const EngineFacts& all) {
+    const auto share = [](int64_t part, int64_t whole) {
+        return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+    };
+    const json::object load = {{"dp_rank", 0},
+                               {"num_running_reqs", all.running},
+                               {"num_waiting_reqs", all.waiting},
+                               {"num_total_reqs", all.running + all.waiting},
+                               {"num_used_tokens", all.used_pages * all.page_rows},
+                               {"max_total_num_tokens", all.pages * all.page_rows},
+                               {"token_usage", all.kv_usage()},
+                               {"cache_hit_rate", share(all.cached_tokens, all.prompt_tokens)},
+                               {"utilization", share(all.running, all.max_running)},
+                               {"max_running_requests", all.max_running}};
+    return reply_of({{"timestamp", utc_time(std::time(nullptr))}, {"dp_rank_count", 1}, {"loads", json::array{load}}});
 }
 
 HttpReply get_props(const ApiContext& ctx) {
@@ -176,6 +232,21 @@ HttpReply post_tokenize(const ApiContext& ctx, json::object body) {
     }
     const bool pieces = fields.boolean("with_pieces").value_or(false);
     return {200, tokens_reply(ids, pieces ? &tokenizer : nullptr, ctx)};
+}
+
+HttpReply post_render_chat(const ApiContext& ctx, json::object body) {
+    const GenerationRequest asked = parse_chat(std::move(body), ctx.defaults);
+    check_model(ctx, asked.model);
+    return {200, rendered(asked.prompts.at(0).prompt, ctx)};
+}
+
+HttpReply post_render_completion(const ApiContext& ctx, json::object body) {
+    const GenerationRequest asked = parse_completion(std::move(body), ctx.defaults, ctx.engine.tokenizer());
+    check_model(ctx, asked.model);
+    std::string out = "[";
+    for (const Request& each : asked.prompts) out += rendered(each.prompt, ctx) + ",";
+    out.back() = ']';
+    return {200, std::move(out)};
 }
 
 HttpReply post_detokenize(const ApiContext& ctx, const json::object& body) {

@@ -81,7 +81,7 @@ class Follower {
   public:
     Follower(const ApiContext& ctx, std::shared_ptr<LiveRequest> live)
         : metrics_(ctx.metrics), log_(ctx.log), all_(ctx.live), model_(ctx.model), live_(std::move(live)) {
-        subject_ = {live_->id, live_->route, live_->session};
+        subject_ = {live_->id, live_->request_id, live_->route, live_->session};
         all_.add(live_);
         log_.asked(subject_, ctx.body);
     }
@@ -141,6 +141,7 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
     reply.events = std::make_shared<EventQueue>();
     auto live = std::make_shared<LiveRequest>();
     live->id = id;
+    live->request_id = ctx.request_id;
     live->model = ctx.model->name;
     live->engine = &ctx.engine;
     live->route = ctx.route;

@@ -16,6 +16,7 @@ std::string_view stage_of(const LiveRequest& request) {
 json::object describe(const LiveRequest& request) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - request.since).count();
     return {{"id", request.id},
+            {"x_request_id", request.request_id},
             {"requests", json::value_from(request.requests)},
             {"model", request.model},
             {"route", request.route},
@@ -71,9 +72,9 @@ bool LiveRequests::cancel(const std::string& isolation, std::string_view id) con
     const std::lock_guard lock(mutex_);
     bool found = false;
     for (const auto& [name, request] : requests_) {
-        if (request->isolation != isolation || name != id) continue;
+        if (request->isolation != isolation || (name != id && request->request_id != id)) continue;
         for (const RequestId each : request->requests) request->engine->cancel(each);
-        found = !request->requests.empty();
+        found = found || !request->requests.empty();
     }
     return found;
 }

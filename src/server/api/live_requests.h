@@ -15,7 +15,8 @@ namespace riptide::server {
 
 /// One reply in the making.
 struct LiveRequest {
-    std::string id;     // of the reply: "chatcmpl-..."
+    std::string id;          // of the reply: "chatcmpl-..."
+    std::string request_id;  // x-request-id, which several may have
     std::string model;  // who answers
     Engine* engine = nullptr;
     std::string route;  // "/v1/chat/completions"
@@ -41,7 +42,7 @@ class LiveRequests {
     /// Those of one isolation key, oldest first: {"id", "requests", "route", "session", "state", "seconds", ...}. State
     /// is waiting, reading (the prompt) or answering.
     json::array list(const std::string& isolation) const;
-    /// Ends the reply `id` of that key; false: there is none.
+    /// Ends what has the id, or the x-request-id, of that key; false: there is none.
     bool cancel(const std::string& isolation, std::string_view id) const;
     /// And all of an engine, whosever they are.
     void cancel_all(const Engine& engine) const;

@@ -1,6 +1,7 @@
 #include "server/api/reply_parts.h"
 
 #include <algorithm>
+#include <ctime>
 
 #include "base/json.h"
 #include "text/utf8.h"
@@ -106,6 +107,14 @@ json::object logprob_entry(const Tokenizer* tokenizer, int32_t token, float logp
     if (tokenizer != nullptr)
         for (const char c : tokenizer->piece(token)) bytes.push_back(static_cast<unsigned char>(c));
     return {{"token", token_text(tokenizer, token)}, {"logprob", json_logprob(logprob)}, {"bytes", std::move(bytes)}};
+}
+
+std::string utc_time(int64_t unix_time) {
+    const std::time_t time = unix_time;
+    std::tm parts{};
+    char text[32] = "";
+    if (::gmtime_r(&time, &parts) != nullptr) std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+    return text;
 }
 
 }  // namespace riptide::server

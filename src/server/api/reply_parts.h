@@ -63,5 +63,7 @@ json::object logprob_entry(const Tokenizer* tokenizer, int32_t token, float logp
 std::string token_text(const Tokenizer* tokenizer, int32_t token);
 /// A logarithm that JSON can hold.
 double json_logprob(float logprob);
+/// "2026-01-31T12:00:00Z"
+std::string utc_time(int64_t unix_time);
 
 }  // namespace riptide::server

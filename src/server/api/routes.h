@@ -11,15 +11,22 @@ enum class Route {
     none,
     hello,
     openapi,
-    health,
-    models,
+    health,  // from here on Known::management()
+    live,
+    metrics,
+    version,
+    server_info,
+    loads,
+    models,  // to here
     model,
     props,
-    metrics,
     requests,
     request,
+    abort_request,
     chat,
     completions,
+    render_chat,
+    render_completion,
     responses,
     tokenize,
     detokenize,
@@ -37,6 +44,7 @@ enum class Route {
     pause,  // from here on: Known::admin()
     resume,
     update_weights,
+    flush_cache,
     load_model,
     unload_model
 };
@@ -50,6 +58,8 @@ struct Known {
     bool get() const { return method == "GET"; }
     /// Answered from the header alone.
     bool without_body() const { return method != "POST"; }
+    /// Tells how the server is: on the management port too, where nobody needs a key.
+    bool management() const { return route >= Route::health && route <= Route::models; }
     /// Ollama's API.
     bool ollama() const { return route >= Route::ollama_chat && route <= Route::ollama_refused; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.

@@ -49,6 +49,10 @@ net::awaitable<bool> Connection::shake_hands() {
 }
 
 net::awaitable<void> Connection::run() {
+    if (shared_.handlers.line) {
+        if (co_await write(shared_.handlers.line())) co_await linger();
+        co_return shut();
+    }
     bool more = co_await shake_hands();
     while (more && !stopping_) {
         Input in;

@@ -100,8 +100,11 @@ struct HttpHandlers {
     /// Whether `handle` waits for another server: it then has a thread of few that are there for this, so that others
     /// keep theirs. May be empty.
     std::function<bool(const HttpRequest&)> waits = {};
-    /// Header fields for whatever this request is answered with. On the I/O thread; may be empty.
-    std::function<Headers(const HttpRequest&)> headers;
+    /// Header fields for whatever this request is answered with; before all others, and may put right what the request
+    /// says in its own. On the I/O thread; may be empty.
+    std::function<Headers(HttpRequest&)> headers;
+    /// If it is there, no HTTP is spoken: each connection is told this line, and ends.
+    std::function<std::string()> line = {};
     /// The body of an error that the HTTP server itself has found (400, 408, 413, ...). Of the request there may be the
     /// header only, a part of it, or nothing.
     std::function<std::string(const HttpRequest&, int status, const std::string& message)> error_body;

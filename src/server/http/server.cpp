@@ -36,8 +36,9 @@ constexpr std::chrono::seconds kAbortTime{5};
 tcp::endpoint address_of(const HttpOptions& o) {
     boost::system::error_code ec;
     const auto address = net::ip::make_address(o.host == "localhost" ? "127.0.0.1" : o.host, ec);
-    RT_CHECK(!ec, ErrorKind::usage, "--host {}: expected an IP address, such as 127.0.0.1, ::1 or 0.0.0.0", o.host);
-    RT_CHECK(o.port >= 0 && o.port <= 65535, ErrorKind::usage, "--port {}: expected 0 to 65535", o.port);
+    RT_CHECK(!ec, ErrorKind::usage, "{} {}: expected an IP address, such as 127.0.0.1, ::1 or 0.0.0.0", o.host_flag,
+             o.host);
+    RT_CHECK(o.port >= 0 && o.port <= 65535, ErrorKind::usage, "{} {}: expected 0 to 65535", o.port_flag, o.port);
     return {address, static_cast<net::ip::port_type>(o.port)};
 }
 
@@ -90,11 +91,11 @@ struct HttpServer::Impl {
         if (!ec) acceptor.bind(where, ec);
         if (!ec) acceptor.listen(net::socket_base::max_listen_connections, ec);
         if (ec == net::error::address_in_use)
-            fail(ErrorKind::unavailable, "port {} of {} is in use; choose another with --port", options.port,
-                 options.host);
+            fail(ErrorKind::unavailable, "port {} of {} is in use; choose another with {}", options.port, options.host,
+                 options.port_flag);
         if (ec == net::error::access_denied)
-            fail(ErrorKind::permission, "port {} of {}: {}; choose one from 1024 on with --port", options.port,
-                 options.host, ec.message());
+            fail(ErrorKind::permission, "port {} of {}: {}; choose one from 1024 on with {}", options.port,
+                 options.host, ec.message(), options.port_flag);
         if (ec)
             fail(ErrorKind::unavailable, "cannot listen on {} port {}: {}", options.host, options.port, ec.message());
         port = acceptor.local_endpoint().port();

@@ -13,6 +13,7 @@ namespace riptide::server {
 struct HttpOptions {
     std::string host = "127.0.0.1";  // an address, or "localhost"
     int port = 0;                    // 0: any that is free
+    std::string host_flag = "--host", port_flag = "--port";  // what errors call them
     std::string unix_socket;         // a path: listen there and nowhere else
     std::string tls_certificate;     // a PEM file (the chain): speak TLS
     std::string tls_key;             // its private key; empty: it is in the same file

@@ -8,5 +8,7 @@ namespace riptide::server {
 /// The text of openapi.json in this folder, with this program's version in `info`. It is inside the program, and lives
 /// as long.
 std::string_view openapi_text();
+/// Of it, the version.
+std::string_view program_version();
 
 }  // namespace riptide::server

@@ -54,7 +54,7 @@ HttpReply get_ollama_tags(const std::vector<ModelStatus>& models) {
     json::array out;
     for (const ModelStatus& status : models) {
         json::object entry = listed(status);
-        entry["modified_at"] = ollama_time(0);
+        entry["modified_at"] = utc_time(0);
         out.push_back(std::move(entry));
     }
     return ollama_answer({{"models", std::move(out)}});
@@ -90,7 +90,7 @@ HttpReply post_ollama_show(const ApiContext& ctx, const json::object& body) {
                           {"details", details_of(info)},
                           {"model_info", facts},
                           {"capabilities", capabilities_of(info)},
-                          {"modified_at", ollama_time(0)}});
+                          {"modified_at", utc_time(0)}});
 }
 
 HttpReply get_ollama_version() { return ollama_answer({{"version", kOllamaApi}}); }

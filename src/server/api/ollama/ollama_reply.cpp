@@ -1,6 +1,5 @@
 #include "server/api/ollama/ollama_reply.h"
 
-#include <ctime>
 #include <utility>
 
 #include "base/json.h"
@@ -21,14 +20,6 @@ json::object token_entry(const Tokenizer* tokenizer, const Sampled& sampled) {
 
 }  // namespace
 
-std::string ollama_time(int64_t unix_time) {
-    const std::time_t time = unix_time;
-    std::tm parts{};
-    char text[32] = "";
-    if (::gmtime_r(&time, &parts) != nullptr) std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-    return text;
-}
-
 OllamaReply::OllamaReply(ReplyFacts facts, const GenerationRequest& request, const Tokenizer* tokenizer,
                          OllamaShape shape)
     : facts_(std::move(facts)),
@@ -36,7 +27,7 @@ OllamaReply::OllamaReply(ReplyFacts facts, const GenerationRequest& request, con
       shape_(shape),
       stream_(request.stream),
       logprobs_(request.logprobs),
-      created_at_(ollama_time(facts_.created)) {}
+      created_at_(utc_time(facts_.created)) {}
 
 json::object OllamaReply::object_of(const Part& part) const {
     json::object out = {{"model", facts_.model}, {"created_at", created_at_}};

@@ -55,7 +55,4 @@ class OllamaReply {
     std::optional<ApiError> error_;
 };
 
-/// A time as Ollama's API writes it: "2026-01-31T12:00:00Z".
-std::string ollama_time(int64_t unix_time);
-
 }  // namespace riptide::server

@@ -1,0 +1,50 @@
+#include "server/management.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace riptide::server {
+
+namespace {
+
+HttpOptions beside(const ServerOptions& o, int64_t port, const char* flag) {
+    HttpOptions out;
+    out.host = o.management_host;
+    out.port = static_cast<int>(port);
+    out.host_flag = "--management-host";
+    out.port_flag = flag;
+    out.worker_threads = out.waiting_threads = 0;
+    out.max_connections = 256;
+    return out;
+}
+
+}  // namespace
+
+HttpOptions management_options(const ServerOptions& o) {
+    return beside(o, o.management_port.value_or(0), "--management-port");
+}
+
+HttpOptions agent_options(const ServerOptions& o) { return beside(o, o.agent_port.value_or(0), "--agent-port"); }
+
+ApiError not_managed() {
+    return {404,
+            "this port tells how the server is (GET /health, /livez, /readyz, /metrics, /version, /server_info, "
+            "/v1/models, /v1/loads); everything else is at the port of the API"};
+}
+
+int FreeWeight::next(const EngineFacts& all, Clock::time_point now) {
+    const double places = std::max<double>(1, all.max_running);
+    const double taken = std::max(all.kv_usage(), static_cast<double>(all.running) / places);
+    const int weight = std::clamp(25 * static_cast<int>(std::ceil(4 * (1 - taken))), 25, 100);
+    if (weight == told_) {
+        due_.reset();
+    } else if (!due_) {
+        due_ = now;
+    } else if (now - *due_ >= kSettle) {
+        told_ = weight;
+        due_.reset();
+    }
+    return told_;
+}
+
+}  // namespace riptide::server

@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""Three servers of the demo model as docs/fleet.md has them: management ports, HAProxy with agent checks, and what
+contrib/ has for Prometheus and Grafana, against the metrics that there are. usage: fleet_test.py RIPTIDE.
+Nothing leaves loopback. What needs haproxy, promtool or prometheus is skipped where they are not installed.
+"""
+import collections
+import contextlib
+import csv
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+PATIENCE = 100
+riptide = pathlib.Path(sys.argv[1]).resolve()
+work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-fleet-"))
+failures, checks, skipped = [], 0, []
+
+
+def expect(condition, what):
+    global checks
+    checks += 1
+    if not condition:
+        failures.append(what)
+        print(f"FAILED {what}")
+
+
+def wait_for(condition):
+    until = time.monotonic() + PATIENCE
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found
+
+
+given_ports = set()
+
+
+def free_port():
+    """One that is free at each of HOSTS, and was not given before."""
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("", 0))
+            port = sock.getsockname()[1]
+        if port not in given_ports:
+            given_ports.add(port)
+            return port
+
+
+API, MANAGEMENT, AGENT = free_port(), free_port(), free_port()
+
+
+def get(host, port, path):
+    with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=PATIENCE) as reply:
+        return reply.read().decode()
+
+
+def post(host, port, path, body, headers=None):
+    request = urllib.request.Request(f"http://{host}:{port}{path}", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"} | (headers or {}))
+    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+        return json.loads(reply.read())
+
+
+def answers(url_host, port, path):
+    try:
+        get(url_host, port, path)
+        return True
+    except OSError:
+        return False
+
+
+def serve(host):
+    return subprocess.Popen([str(riptide), "serve", "--device", "cpu", "--threads", "1", "--ctx", "2048", "--quiet",
+                             "--host", host, "--port", str(API), "--management-host", host, "--management-port",
+                             str(MANAGEMENT), "--agent-port", str(AGENT), "--max-running", "1", "--admin"],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def end(process):
+    if process.poll() is None:
+        process.terminate()
+        expect(process.wait(timeout=PATIENCE) == 0, "a server ends in order")
+
+
+@contextlib.contextmanager
+def running(*command):
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=PATIENCE)
+
+
+def installed(program, what):
+    if shutil.which(program):
+        return True
+    skipped.append(f"{what}: {program} is not installed")
+    return False
+
+
+def families(page):
+    return dict(re.findall(r"(?m)^# TYPE (\S+) (\S+)$", page))
+
+
+def expressions():
+    """All PromQL of contrib/, by where it stands."""
+    for number, line in enumerate((ROOT / "contrib/alerts.yml").read_text().splitlines(), 1):
+        if match := re.match(r"\s*expr: (.*)", line):
+            yield f"alerts.yml:{number}", match[1]
+    for panel in json.loads((ROOT / "contrib/grafana.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield f"grafana.json: {panel['title']}", target["expr"].replace("$__rate_interval", "1m")
+
+
+def names_of_metrics(page):
+    """What the rules and the dashboard ask for is there, and of a kind that they can ask for."""
+    known, asked = families(page), collections.Counter()
+    for where, expression in expressions():
+        for name in re.findall(r"\b(?:riptide_|vllm:)\w+", expression):
+            asked[where] += 1
+            family = re.sub(r"_(bucket|sum|count)$", "", name)
+            expect(name in known or known.get(family) == "histogram", f"{where}: {name} is a metric")
+        if "rate(" in expression or "increase(" in expression:
+            expect(re.search(r"(?:rate|increase)\(\w+_(?:total|bucket)\[", expression), f"{where}: rates are of counters")
+        expect(asked[where] > 0, f"{where} asks for a metric")
+
+
+def promtool(page):
+    if not installed("promtool", "rules and metrics as Prometheus reads them"):
+        return
+    for kind, file in (("config", "prometheus.yml"), ("rules", "alerts.yml")):
+        done = subprocess.run(["promtool", "check", kind, ROOT / "contrib" / file], capture_output=True, text=True)
+        expect(done.returncode == 0, f"promtool check {kind}: {done.stdout} {done.stderr}")
+    own = "".join(line + "\n" for line in page.splitlines() if "vllm:" not in line)
+    done = subprocess.run(["promtool", "check", "metrics"], input=own, capture_output=True, text=True)
+    expect(done.returncode == 0, f"promtool has nothing to say of our own names: {done.stdout} {done.stderr}")
+    # Of the others it may only say that names have no colons, and end in no words of other kinds: they are as they are.
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True)
+    lint = [line for line in done.stderr.splitlines() if not line.startswith("vllm:")]
+    expect(done.returncode in (0, 3) and not lint, f"promtool reads the whole page: {done.returncode} {lint}")
+    done = subprocess.run(["promtool", "check", "metrics"], input="a{ 1\n", capture_output=True, text=True)
+    expect(done.returncode == 1, "promtool refuses what is no page")
+
+
+def haproxy_stats(path):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(path))
+        sock.sendall(b"show stat\n")
+        text = b""
+        while part := sock.recv(65536):
+            text += part
+    rows = csv.DictReader(text.decode().lstrip("# ").splitlines())
+    return {row["svname"]: row for row in rows if row["pxname"] == "replicas"}
+
+
+def submitted(host):
+    page = get(host, MANAGEMENT, "/metrics")
+    return int(re.search(r"(?m)^riptide_requests_submitted_total (\d+)$", page)[1])
+
+
+def haproxy(servers):
+    if not installed("haproxy", "three servers behind HAProxy"):
+        return
+    done = subprocess.run(["haproxy", "-c", "-f", ROOT / "contrib/haproxy.cfg"], capture_output=True, text=True)
+    expect(done.returncode == 0, f"haproxy takes contrib/haproxy.cfg: {done.stdout} {done.stderr}")
+    front, stats = free_port(), work / "stats"
+    config = (ROOT / "contrib/haproxy.cfg").read_text()
+    changes = [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("global\n", f"global\n    stats socket {stats} level admin\n")]
+    changes += [(f"{host}:8484 agent-port 8486", f"{host}:{API} agent-port {AGENT}") for host in HOSTS]
+    for old, new in changes:
+        expect(config.count(old) == 1, f"contrib/haproxy.cfg has {old}")
+        config = config.replace(old, new)
+    (work / "haproxy.cfg").write_text(config)
+    with running("haproxy", "-f", str(work / "haproxy.cfg"), "-db"):
+        def seen(server, **facts):
+            if not stats.exists():
+                return False
+            row = haproxy_stats(stats)[server]
+            return all(row[key].startswith(value) for key, value in facts.items())
+        names = ["one", "two", "three"]
+        for name in names:
+            expect(wait_for(lambda name=name: seen(name, status="UP", agent_status="L7OK", weight="100")),
+                   f"HAProxy finds {name} ready, and all of it free")
+        sessions_stay(front)
+        weight_follows_load(lambda **facts: seen("two", **facts))
+        servers[0].send_signal(signal.SIGKILL)
+        servers[0].wait()
+        for number in range(12):
+            reply = post("127.0.0.1", front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"s{number}"})
+            expect("choices" in reply, "the others take over when one is killed")
+
+
+def sessions_stay(front):
+    used = collections.Counter()
+    for number in range(24):
+        before = [submitted(host) for host in HOSTS]
+        for _ in range(2):
+            post("127.0.0.1", front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"session {number}"})
+        gained = [submitted(host) - was for host, was in zip(HOSTS, before)]
+        expect(sorted(gained) == [0, 0, 2], f"a session stays on one server: {gained}")
+        used[gained.index(max(gained))] += 1
+    expect(len(used) == 3, f"sessions spread over the servers: {used}")
+
+
+def weight_follows_load(seen):
+    """An answer that takes the only place of a server, for as long as that is paused."""
+    body = json.dumps({"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True})
+
+    def busy():
+        client = http.client.HTTPConnection(HOSTS[1], API, timeout=PATIENCE)
+        client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        stream = client.getresponse()
+        stream.readline()
+        post(HOSTS[1], API, "/pause", {})
+        load = json.loads(get(HOSTS[1], MANAGEMENT, "/v1/loads"))["loads"][0]
+        if load["num_running_reqs"] == 1:
+            return client
+        post(HOSTS[1], API, "/resume", {})  # it had ended
+        client.close()
+        return None
+    client = wait_for(busy)
+    expect(client, "a server is busy")
+    expect(wait_for(lambda: seen(weight="25")), "a server without a free place has a quarter of its weight")
+    client.close()
+    post(HOSTS[1], API, "/resume", {})
+    expect(wait_for(lambda: seen(weight="100")), "and all of it when it is free again")
+
+
+def prometheus():
+    if not installed("prometheus", "three servers scraped by Prometheus"):
+        return
+    config = (ROOT / "contrib/prometheus.yml").read_text()
+    for old, new in [("scrape_interval: 5s", "scrape_interval: 1s"), ("evaluation_interval: 15s", "evaluation_interval: 1s"),
+                     ("- alerts.yml", f"- {ROOT}/contrib/alerts.yml")] + [(f"{host}:8485", f"{host}:{MANAGEMENT}") for host in HOSTS]:
+        expect(old in config, f"contrib/prometheus.yml has {old}")
+        config = config.replace(old, new)
+    (work / "prometheus.yml").write_text(config)
+    port = free_port()
+    with running("prometheus", f"--config.file={work}/prometheus.yml", f"--storage.tsdb.path={work}/tsdb",
+                 f"--web.listen-address=127.0.0.1:{port}"):
+        def query(expression):
+            reply = json.loads(get("127.0.0.1", port, "/api/v1/query?query=" + urllib.parse.quote(expression)))
+            return reply["data"]["result"] if reply["status"] == "success" else None
+        expect(wait_for(lambda: answers("127.0.0.1", port, "/-/ready")), "Prometheus gets ready")
+        expect(wait_for(lambda: len(query('up{job="riptide"} == 1')) == 3), "it scrapes all three")
+        for where, expression in expressions():
+            if where.startswith("grafana"):
+                expect(wait_for(lambda expression=expression: query(expression)), f"{where} shows something")
+            else:
+                expect(query(expression) is not None, f"{where} is a query")
+        total = query("sum(vllm:num_requests_running)")
+        expect(total and float(total[0]["value"][1]) == 0, f"nothing runs: {total}")
+
+
+def main():
+    servers = [serve(host) for host in HOSTS]
+    try:
+        for host in HOSTS:
+            expect(wait_for(lambda host=host: answers(host, MANAGEMENT, "/readyz")), f"the server at {host} gets ready")
+            post(host, API, "/v1/completions", {"prompt": "one two three", "max_tokens": 3})
+        page = get(HOSTS[0], MANAGEMENT, "/metrics")
+        parts = [lambda: names_of_metrics(page), lambda: promtool(page), prometheus, lambda: haproxy(servers)]
+        for part in parts:
+            try:
+                part()
+            except Exception as error:
+                expect(False, f"{type(error).__name__}: {error}")
+        for server in servers:
+            end(server) if server.poll() is None else None
+    finally:
+        for server in servers:
+            if server.poll() is None:
+                server.kill()
+                server.wait()
+        shutil.rmtree(work)
+    for line in skipped:
+        print(f"skipped: {line}")
+    print(f"{checks} checks of three servers, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
