@@ -360,7 +360,8 @@ int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work)
 }
 
 void Engine::forget_cache(WorkBudget* work) {
-    impl_->between_requests("forget_cache", [this] { impl_->loop.flush(); }, work);
+    impl_->between_requests(
+        "forget_cache", [this] { impl_->loop.flush(); }, work);
 }
 
 std::unique_ptr<Speculator> Engine::speculate(std::unique_ptr<Speculator> speculator) {

@@ -60,8 +60,8 @@ class EngineFamilies {
     void cache_config() {
         head("cache_config_info", "Sizes of K/V in its labels", "gauge");
         for (const EngineFacts& e : engines_)
-            sample("cache_config_info", e,
-                   fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", e.page_rows, e.pages), 1);
+            sample("cache_config_info", e, fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", e.page_rows, e.pages),
+                   1);
     }
     void by_slot(std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
         head(name, help, "counter");
@@ -245,7 +245,8 @@ std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, i
     for (const auto& [key, count] : replies_)
         out +=
             fmt::format("riptide_http_replies_total{{route=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
-    single(out, "riptide_http_abandoned_total", "Replies whose client left before they were complete", "counter", abandoned_);
+    single(out, "riptide_http_abandoned_total", "Replies whose client left before they were complete", "counter",
+           abandoned_);
     single(out, "riptide_http_failed_total", "Replies that a mistake of the server ended", "counter", mistaken_);
     put_head(out, "riptide_answers_total", "Answers by what ended them", "counter");
     for (const auto& [reason, count] : reasons_)

@@ -16,7 +16,7 @@ struct LogOptions {
 
 /// What lines are about.
 struct LogSubject {
-    std::string id;  // of the reply
+    std::string id;          // of the reply
     std::string request_id;  // x-request-id
     std::string route, session;
 };

@@ -359,8 +359,7 @@ Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const R
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body, work);
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
-    if (known.route == Route::abort_request)
-        return delete_request(live, access.isolation(request), Fields(body).filled("rid"));
+    if (known.route == Route::abort_request) return post_abort_request(live, access.isolation(request), body);
     if (pool && early == nullptr)
         if (auto waits = later(request, known, body, work)) return waits;
     ApiContext ctx = context(model_for(request, known, body, work), request, known, work);

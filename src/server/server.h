@@ -27,14 +27,14 @@ struct ServerOptions {
     SamplingChoice sampling;                   // the command line's: comes before what the model's makers say
     int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
     LogOptions log;
-    McpServers mcp;      // whose tools the page may use
+    McpServers mcp;  // whose tools the page may use
     /// A port of its own for who watches the server: GETs that generate and change nothing, without a key or TLS.
     std::optional<int64_t> management_port;  // none: there is none; 0: any that is free
     std::string management_host = "127.0.0.1";
     std::optional<int64_t> agent_port;  // on that host too: HAProxy's agent checks (docs/fleet.md)
-    bool open_metrics = false;  // GET /metrics needs no key here either
-    bool page = true;    // browsers are shown a page at "/"
-    bool admin = false;  // clients may pause the engine and give it other weights
+    bool open_metrics = false;          // GET /metrics needs no key here either
+    bool page = true;                   // browsers are shown a page at "/"
+    bool admin = false;                 // clients may pause the engine and give it other weights
 };
 
 /// Listens from construction on, and says 503 until it has an engine, or several models. All functions may be called

@@ -63,7 +63,9 @@ TEST(page_pool, random_use_keeps_the_counts) {
     std::mt19937 rng(1);
     PagePool pool(17);
     std::vector<int32_t> users(17, 0), kept(17, 0);
-    const auto any = [](const std::vector<int32_t>& counts) { return 17 - std::count(counts.begin(), counts.end(), 0); };
+    const auto any = [](const std::vector<int32_t>& counts) {
+        return 17 - std::count(counts.begin(), counts.end(), 0);
+    };
     for (int i = 0; i < 20000; ++i) {
         const auto page = static_cast<int32_t>(rng() % 17);
         int32_t &user = users[static_cast<size_t>(page)], &cached = kept[static_cast<size_t>(page)];

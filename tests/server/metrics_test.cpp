@@ -111,9 +111,8 @@ TEST_F(ServerMetrics, timings_say_what_was_drafted_and_why_not_more_was_cached) 
     drafts.speculation.drafter = "ngram";
     drafts.speculation.adaptive = false;
     start(server_options(), drafts);
-    const json::object body = {{"messages", user_says("Count: one two three one two three one two")},
-                               {"max_tokens", 30},
-                               {"temperature", 0}};
+    const json::object body = {
+        {"messages", user_says("Count: one two three one two three one two")}, {"max_tokens", 30}, {"temperature", 0}};
     int64_t drafted = 0, accepted = 0;
     for (const char* words : {"nothing is held", " from the cache"}) {
         const json::object timings = post("/v1/chat/completions", body).object().at("timings").as_object();

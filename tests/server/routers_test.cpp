@@ -19,7 +19,7 @@ TEST_F(ServerRouters, the_name_of_a_request_comes_back) {
     options.management_port = 0;
     start(options);
     const std::string longest(128, 'x');
-    for (const std::string id : {std::string("a"), std::string("7f3c {odd} \"name\""), longest})
+    for (const std::string& id : {std::string("a"), std::string("7f3c {odd} \"name\""), longest})
         for (const std::string path : {"/health", "/v1/models", "/none"})
             EXPECT_EQ(named(path, id).headers.at("x-request-id"), id) << path;
     const Answer answer =
@@ -34,9 +34,8 @@ TEST_F(ServerRouters, the_name_of_a_request_comes_back) {
 TEST_F(ServerRouters, a_name_that_is_no_name_is_replaced) {
     start();
     std::set<std::string> made;
-    for (const std::string id :
-         {std::string(), std::string(129, 'x'), std::string(10'000, 'x'), std::string("caf\xc3\xa9"),
-          std::string("a\x01" "b"), std::string("a\tb")}) {
+    for (const std::string& id : {std::string(), std::string(129, 'x'), std::string(10'000, 'x'),
+                                  std::string("caf\xc3\xa9"), std::string("a\tb")}) {
         const Answer answer = named("/health", id);
         ASSERT_EQ(answer.status, 200) << id;
         const std::string name = answer.headers.at("x-request-id");
@@ -48,12 +47,14 @@ TEST_F(ServerRouters, a_name_that_is_no_name_is_replaced) {
 
 TEST_F(ServerRouters, a_name_cannot_write_header_lines) {
     start();
-    for (const std::string id : {"a\r\n b", "a\r b", "a\n b"}) {
+    for (const std::string id : {"a\r\n b", "a\r b", "a\n b", "a\x01", "a\x7f"}) {
         Client client(port());
         client.send("GET /health HTTP/1.1\r\nHost: localhost\r\nx-request-id: " + id + "\r\n\r\n");
         const Answer answer = client.receive();
         EXPECT_EQ(answer.status, 400) << id;
-        if (answer.headers.contains("x-request-id")) EXPECT_TRUE(answer.headers.at("x-request-id").starts_with("req-"));
+        if (const auto name = answer.headers.find("x-request-id"); name != answer.headers.end()) {
+            for (const char c : name->second) EXPECT_TRUE(c >= ' ' && c <= '~') << name->second;
+        }
     }
     Client client(port());
     client.send("GET /health HTTP/1.1\r\nHost: localhost\r\nx-request-id: a\r\nx-other: b\r\n\r\n");
@@ -73,7 +74,8 @@ TEST_F(ServerRouters, the_log_and_the_list_of_requests_have_the_name) {
     };
     start(options);
     const std::string headers = "Content-Type: application/json\r\nx-request-id: turn 7\r\n";
-    EXPECT_EQ(Client(port()).ask("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1})", headers).status, 200);
+    EXPECT_EQ(Client(port()).ask("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1})", headers).status,
+              200);
     {
         const std::lock_guard lock(mutex);
         ASSERT_EQ(lines.size(), 1u);
@@ -118,11 +120,16 @@ TEST_F(ServerRouters, a_request_ends_by_its_name_or_by_that_of_its_reply) {
         EXPECT_NE(client.receive_rest().body.find("error"), std::string::npos);
     }
     EXPECT_EQ(Client(port()).ask("POST", "/abort_request", R"({"rid": "x"})").status, 401);
-    EXPECT_EQ(Client(port()).ask("POST", "/abort_request", R"({"rid": "x"})",
-                                 key("one") + "Origin: https://elsewhere.example\r\n").status, 403);
+    EXPECT_EQ(
+        Client(port())
+            .ask("POST", "/abort_request", R"({"rid": "x"})", key("one") + "Origin: https://elsewhere.example\r\n")
+            .status,
+        403);
     EXPECT_EQ(Client(port()).ask("POST", "/abort_request", "{}", key("one")).status, 400);
-    EXPECT_EQ(Client(port()).ask("POST", "/abort_request", "rid=x",
-                                 "Authorization: Bearer one\r\nContent-Type: text/plain\r\n").status, 415);
+    EXPECT_EQ(Client(port())
+                  .ask("POST", "/abort_request", "rid=x", "Authorization: Bearer one\r\nContent-Type: text/plain\r\n")
+                  .status,
+              415);
     engine->resume();
 }
 
@@ -139,8 +146,7 @@ TEST_F(ServerRouters, rendered_ids_are_those_that_are_read) {
     for (json::object chat : chats) {
         chat["max_tokens"] = 1;
         chat["model"] = "whatever";
-        const json::array ids =
-            post("/v1/chat/completions/render", chat).object().at("token_ids").as_array();
+        const json::array ids = post("/v1/chat/completions/render", chat).object().at("token_ids").as_array();
         const json::object usage = post("/v1/chat/completions", chat).object().at("usage").as_object();
         EXPECT_EQ(std::ssize(ids), usage.at("prompt_tokens").to_number<int64_t>());
         EXPECT_EQ(ids, post("/tokenize", chat).object().at("tokens").as_array());
@@ -148,15 +154,15 @@ TEST_F(ServerRouters, rendered_ids_are_those_that_are_read) {
     const json::object several = {{"prompt", {"one two", "three"}}, {"max_tokens", 1}};
     const json::array each = parse_json(post("/v1/completions/render", several).body, "the ids").as_array();
     ASSERT_EQ(each.size(), 2u);
-    const int64_t together = std::ssize(each[0].at("token_ids").as_array()) + std::ssize(each[1].at("token_ids").as_array());
+    const int64_t together =
+        std::ssize(each[0].at("token_ids").as_array()) + std::ssize(each[1].at("token_ids").as_array());
     const json::object usage = post("/v1/completions", several).object().at("usage").as_object();
     EXPECT_EQ(together, usage.at("prompt_tokens").to_number<int64_t>());
     const json::array ids = {5, 6, 7};
-    const json::array same =
-        parse_json(post("/v1/completions/render", {{"prompt", ids}}).body, "the ids").as_array();
+    const json::array same = parse_json(post("/v1/completions/render", {{"prompt", ids}}).body, "the ids").as_array();
     EXPECT_EQ(same.at(0).at("token_ids").as_array(), ids);
     EXPECT_EQ(post("/v1/chat/completions/render", {{"messages", 1}}).status, 400);
-    EXPECT_TRUE(becomes([&] { return engine->stats().running == 0; }));
+    engine->drain();
     EXPECT_EQ(engine->stats().answer_tokens, std::ssize(chats) + 2) << "rendering answers nothing";
 }
 

@@ -329,7 +329,7 @@ void add_serve(Command& app, Action& action) {
     add_compress_flags(*cmd, options->compress);
     for (const char* flag :
          {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
-          "--min-p", "--chunk", "--draft-tree", "--log-content",  // told by run, ppl, chat
+          "--min-p", "--chunk", "--draft-tree", "--log-content",             // told by run, ppl, chat
           "--models-memory", "--keep-alive", "--rows-beside", "--slowdown",  // told by docs/
           "--management-port", "--management-host", "--agent-port", "--open-metrics"})
         cmd->get_option(flag)->group("");

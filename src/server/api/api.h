@@ -60,6 +60,7 @@ HttpReply post_flush_cache(const ApiContext& ctx);
 HttpReply get_requests(const LiveRequests& live, const std::string& isolation);
 /// Ends it, if it is one of the same key's; `id` as in LiveRequests::cancel.
 HttpReply delete_request(const LiveRequests& live, const std::string& isolation, std::string_view id);
+HttpReply post_abort_request(const LiveRequests& live, const std::string& isolation, const json::object& body);
 /// The ids that the engine would be fed, where nothing is compressed.
 HttpReply post_render_chat(const ApiContext& ctx, json::object body);
 HttpReply post_render_completion(const ApiContext& ctx, json::object body);

@@ -79,4 +79,8 @@ HttpReply delete_request(const LiveRequests& live, const std::string& isolation,
     return {200, json::serialize(json::object{{"id", id}, {"cancelled", true}})};
 }
 
+HttpReply post_abort_request(const LiveRequests& live, const std::string& isolation, const json::object& body) {
+    return delete_request(live, isolation, Fields(body).filled("rid"));
+}
+
 }  // namespace riptide::server

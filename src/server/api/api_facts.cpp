@@ -162,8 +162,10 @@ HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id)
 HttpReply get_version() { return reply_of({{"version", program_version()}}); }
 
 HttpReply get_server_info(const ModelStatus& model) {
-    json::object out = {{"model_path", root_of(model)}, {"served_model_name", model.name},
-                        {"version", program_version()}, {"tp_size", 1},
+    json::object out = {{"model_path", root_of(model)},
+                        {"served_model_name", model.name},
+                        {"version", program_version()},
+                        {"tp_size", 1},
                         {"dp_size", 1}};
     if (!model.info) return reply_of(out);
     const EngineInfo& info = *model.info;

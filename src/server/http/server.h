@@ -13,7 +13,6 @@ namespace riptide::server {
 struct HttpOptions {
     std::string host = "127.0.0.1";  // an address, or "localhost"
     int port = 0;                    // 0: any that is free
-    std::string host_flag = "--host", port_flag = "--port";  // what errors call them
     std::string unix_socket;         // a path: listen there and nowhere else
     std::string tls_certificate;     // a PEM file (the chain): speak TLS
     std::string tls_key;             // its private key; empty: it is in the same file
@@ -34,6 +33,7 @@ struct HttpOptions {
     std::chrono::milliseconds idle_time{75'000};      // between requests
     std::chrono::milliseconds write_time{30'000};     // without a byte taken by the client
     std::chrono::milliseconds heartbeat_time{2'500};  // of silence in a stream
+    std::string host_flag = "--host", port_flag = "--port";  // what errors call host and port
 };
 
 /// Listens from construction on. All functions may be called from any thread, but not from a handler.
