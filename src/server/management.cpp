@@ -26,6 +26,18 @@ HttpOptions management_options(const ServerOptions& o) {
 
 HttpOptions agent_options(const ServerOptions& o) { return beside(o, o.agent_port.value_or(0), "--agent-port"); }
 
+HttpReply ready_reply(Health health) {
+    if (health == Health::ok || health == Health::failed) return live_reply(health);
+    HttpReply reply{503, health == Health::draining ? R"({"status":"draining"})" : R"({"status":"loading"})"};
+    reply.headers.emplace_back("Retry-After", "2");
+    return reply;
+}
+
+HttpReply live_reply(Health health) {
+    if (health == Health::failed) return {500, R"({"status":"failed"})"};
+    return {200, R"({"status":"ok"})"};
+}
+
 ApiError not_managed() {
     return {404,
             "this port tells how the server is (GET /health, /livez, /readyz, /metrics, /version, /server_info, "
@@ -45,6 +57,12 @@ int FreeWeight::next(const EngineFacts& all, Clock::time_point now) {
         due_.reset();
     }
     return told_;
+}
+
+std::string FreeWeight::line(Health health, const EngineFacts& all) {
+    if (health == Health::draining) return "drain\n";
+    if (health != Health::ok) return "down\n";
+    return fmt::format("up ready {}%\n", next(all));
 }
 
 }  // namespace riptide::server

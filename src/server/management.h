@@ -17,6 +17,13 @@ HttpOptions management_options(const ServerOptions& o);
 /// And where it tells HAProxy how much of the server is free.
 HttpOptions agent_options(const ServerOptions& o);
 
+/// What probes want to know.
+enum class Health { ok, loading, draining, failed };
+/// Whether requests are answered: 200, 503 or 500.
+HttpReply ready_reply(Health health);
+/// Whether the process is of use, also while it loads or drains: 200 or 500.
+HttpReply live_reply(Health health);
+
 /// For what the management port does not tell.
 ApiError not_managed();
 
@@ -30,6 +37,8 @@ class FreeWeight {
 
     /// `all`: of the engines together. Free is what neither K/V nor places for answers are taken of.
     int next(const EngineFacts& all, Clock::time_point now = Clock::now());
+    /// What HAProxy's agent check is told: "up ready 75%\n", "drain\n" or "down\n".
+    std::string line(Health health, const EngineFacts& all);
 
   private:
     int told_ = 100;

@@ -53,7 +53,7 @@ struct Server::Impl {
             management = std::make_unique<HttpServer>(management_options(options), handlers(Port::management));
         if (options.agent_port)
             agent = std::make_unique<HttpServer>(agent_options(options),
-                                                 HttpHandlers{.line = [this] { return state_line(); }});
+                                                 HttpHandlers{.line = [this] { return agent_line(); }});
     }
 
     enum class Port { serving, management };
@@ -95,11 +95,9 @@ struct Server::Impl {
     }
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
-    HttpReply health() const;
-    HttpReply live_now() const;
-    std::string state_line();
+    Health health() const;
     std::vector<EngineFacts> engines();
-    HttpReply hello(const HttpRequest& request, const Known& known) const;
+    std::string agent_line() { return weight.line(health(), total_of(engines())); }
     HttpReply about(const HttpRequest& request, const Known& known);
     HttpReply props(const HttpRequest& request, const Known& known);
     ServedModel served(const std::string& name, Engine& engine) const;
@@ -166,9 +164,9 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (managing && !known.management()) throw not_managed();
     const bool get = request.method == "GET" || request.method == "HEAD";
     if (request.method == "OPTIONS" && !managing) return HttpReply{204, ""};
-    if (get && known.route == Route::hello) return hello(request, known);
-    if (get && known.route == Route::health) return health();
-    if (get && known.route == Route::live) return live_now();
+    if (get && known.route == Route::hello) return hello_reply(request, options.page && known.path == "/");
+    if (get && known.route == Route::health) return ready_reply(health());
+    if (get && known.route == Route::live) return live_reply(health());
     if (!managing && !(known.route == Route::metrics && options.open_metrics)) access.check_key(request);
     if (known.route == Route::none) throw ApiError(404, "there is nothing at this path");
     if (known.get() ? !get : request.method != known.method)
@@ -192,35 +190,9 @@ bool Server::Impl::broken() const {
     return model != nullptr && model->engine->stats().broken;
 }
 
-HttpReply Server::Impl::health() const {
-    if (broken()) return {500, R"({"status":"failed"})"};
-    if (!draining && ready()) return {200, R"({"status":"ok"})"};
-    HttpReply reply{503, draining ? R"({"status":"draining"})" : R"({"status":"loading"})"};
-    reply.headers.emplace_back("Retry-After", "2");
-    return reply;
-}
-
-/// Also while the model is loaded, and while answers end.
-HttpReply Server::Impl::live_now() const {
-    if (broken()) return health();
-    return {200, R"({"status":"ok"})"};
-}
-
-/// What HAProxy's agent check is to do with this server.
-std::string Server::Impl::state_line() {
-    if (broken()) return "down\n";
-    if (draining) return "drain\n";
-    if (!ready()) return "down\n";
-    return fmt::format("up ready {}%\n", weight.next(total_of(engines())));
-}
-
-/// Browsers are shown the page; who looks for the server gets a word.
-HttpReply Server::Impl::hello(const HttpRequest& request, const Known& known) const {
-    const bool page = options.page && known.path == "/";
-    if (page && wants_page(request)) return page_reply(request);
-    HttpReply reply{200, "riptide\n", "text/plain"};
-    if (page) reply.headers.emplace_back("Vary", "Accept");
-    return reply;
+Health Server::Impl::health() const {
+    if (broken()) return Health::failed;
+    return draining ? Health::draining : ready() ? Health::ok : Health::loading;
 }
 
 /// Of what is loaded.

@@ -76,4 +76,11 @@ HttpReply page_reply(const HttpRequest& request) {
     return reply;
 }
 
+HttpReply hello_reply(const HttpRequest& request, bool page) {
+    if (page && wants_page(request)) return page_reply(request);
+    HttpReply reply{200, "riptide\n", "text/plain"};
+    if (page) reply.headers.emplace_back("Vary", "Accept");
+    return reply;
+}
+
 }  // namespace riptide::server

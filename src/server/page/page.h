@@ -18,4 +18,7 @@ bool wants_page(const HttpRequest& request);
 /// it (by SHA-256) and lets them ask this server: nothing is loaded from anywhere, and no page may frame it.
 HttpReply page_reply(const HttpRequest& request);
 
+/// What stands at "/": the page for browsers, if it is shown here; who looks for the server gets a word.
+HttpReply hello_reply(const HttpRequest& request, bool page);
+
 }  // namespace riptide::server
