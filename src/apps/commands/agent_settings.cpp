@@ -24,12 +24,13 @@ std::string shell_quoted(const std::string& text) {
 struct SettingsForm {
     const char* agent;
     const char* place;
-    int64_t least_context;
+    int64_t wanted_context;
     std::string (*quoted)(const std::string&);
     const char* text;
 };
 
-// As the documentation of each had it in November 2026.
+// As the documentation of each had it in November 2026. Run with what is printed here: Qwen Code 0.24.4, Cline 3.0.65,
+// Continue's CLI 1.5.47.
 constexpr SettingsForm kForms[] = {
     {"hermes", "in ~/.hermes/config.yaml, in place of what stands at model:", 64'000, json_quoted, R"(model:
   provider: custom
@@ -63,7 +64,7 @@ constexpr SettingsForm kForms[] = {
   "agents": {"defaults": {"model": {"primary": @provided}}}
 }
 )"},
-    {"qwen-code", "in ~/.qwen/settings.json", 0, json_quoted, R"({
+    {"qwen-code", "in ~/.qwen/settings.json", 17'444, json_quoted, R"({
   "modelProviders": {
     "openai": [
       {
@@ -80,9 +81,9 @@ constexpr SettingsForm kForms[] = {
   "model": {"name": @model}
 }
 )"},
-    {"cline", "once in a shell; the editor's extension asks for the same: API Provider \"OpenAI Compatible\"", 0,
+    {"cline", "once in a shell; the editor's extension asks for the same: API Provider \"OpenAI Compatible\"", 3'778,
      shell_quoted, "cline auth -p openai -b @url -k @key -m @model\n"},
-    {"continue", "in ~/.continue/config.yaml", 0, json_quoted, R"(name: riptide
+    {"continue", "in ~/.continue/config.yaml", 1'642, json_quoted, R"(name: riptide
 version: 1.0.0
 schema: v1
 models:
@@ -95,7 +96,6 @@ models:
     capabilities: [tool_use]
     defaultCompletionOptions:
       contextLength: @context
-      maxTokens: @output
 )"},
     {"zed", "in ~/.config/zed/settings.json; the key goes into the variable RIPTIDE_API_KEY, or into Zed's settings", 0,
      json_quoted, R"({
@@ -153,7 +153,7 @@ bool only_printed(const std::string& agent) {
 
 AgentSettings agent_settings(const std::string& agent, const AgentServer& server) {
     for (const SettingsForm& form : kForms)
-        if (agent == form.agent) return {form.place, filled_in(form, server), form.least_context};
+        if (agent == form.agent) return {form.place, filled_in(form, server), form.wanted_context};
     const std::string folder = "FOLDER";
     return {"in a shell", as_commands(agent_profile(agent, server, folder), folder)};
 }

@@ -9,9 +9,10 @@
 namespace riptide::apps {
 
 struct AgentSettings {
-    std::string place;          // where `text` belongs, in words
-    std::string text;           // a file, a part of one, or commands
-    int64_t least_context = 0;  // the agent refuses models with less; 0: not known to
+    std::string place;  // where `text` belongs, in words
+    std::string text;   // a file, a part of one, or commands
+    /// What the agent says that it needs, or what its own prompt and tools took when they were measured; 0: not known.
+    int64_t wanted_context = 0;
 };
 
 /// The agent cannot be told for one run, so it is not started.

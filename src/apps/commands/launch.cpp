@@ -122,9 +122,9 @@ int print_settings(const LaunchFlags& o) {
     const AgentServer facts = agent_server(o);
     const AgentSettings settings = agent_settings(o.agent, facts);
     say("{}:\n", settings.place);
-    if (facts.context < settings.least_context)
-        say("{} refuses a context of less than {}, and {} has {}: serve a model with more (--ctx)\n", o.agent,
-            grouped(settings.least_context), facts.model, grouped(facts.context));
+    if (facts.context < settings.wanted_context)
+        say("{} wants a context of more than {}, and {} has {}: serve a model with more (--ctx)\n", o.agent,
+            grouped(settings.wanted_context), facts.model, grouped(facts.context));
     put_text(settings.text);
     return 0;
 }

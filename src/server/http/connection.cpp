@@ -24,7 +24,6 @@ namespace {
 constexpr std::size_t kReadAtOnce = 16384, kReadOfBody = 65536;
 constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // of a reply, before others get their turn
 constexpr std::chrono::milliseconds kNextLook{200};
-constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace
 

@@ -27,6 +27,8 @@ namespace riptide::server {
 /// Errors are values of the co_await, not exceptions.
 inline constexpr auto kAwait = boost::asio::as_tuple(boost::asio::use_awaitable);
 
+inline constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
 /// TCP or a Unix socket.
 using Socket = boost::asio::generic::stream_protocol::socket;
 
