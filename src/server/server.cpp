@@ -131,10 +131,7 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
         reply = pass(request, known);
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
-        if (error.status() == 405)
-            reply->headers.emplace_back("Allow", known.get()                 ? "GET, HEAD"
-                                                 : known.route == Route::mcp ? "POST, DELETE"
-                                                                             : std::string(known.method));
+        if (error.status() == 405) reply->headers.emplace_back("Allow", methods_at(request.path));
     } catch (const std::exception&) {
         reply = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
@@ -153,7 +150,7 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (known.get() ? !get : request.method != known.method)
         throw ApiError(405, "this path does not take " + request.method);
     if (known.route == Route::ollama_refused) refuse_ollama(known.path);
-    if (known.without_body() && known.route != Route::mcp) return about(request, known);
+    if (known.at_the_door()) return about(request, known);
     if (known.admin() && !options.admin)
         throw ApiError(403, "this server does not let clients steer it; riptide serve --admin does");
     const bool empty = known.without_body() || (known.admin() && request.header("content-type").empty());
@@ -198,6 +195,10 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     }
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
     if (known.route == Route::ollama_version) return get_ollama_version();
+    if (known.route == Route::response)
+        return get_response(responses, access.isolation(request), rest_of(request.path, known), request.query);
+    if (known.route == Route::delete_response)
+        return delete_response(responses, access.isolation(request), rest_of(request.path, known));
     if (!ready()) throw not_ready("the model is being loaded");
     if (known.route == Route::models) return get_models(models());
     if (known.route == Route::model) return get_model(models(), rest_of(request.path, known));
@@ -293,6 +294,8 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
     WorkBudget work(WorkBudget::kSteps, request.stop);
     work.look();  // it may have waited for a worker longer than its client did
     if (known.route == Route::mcp) return pass_to_mcp(options.mcp, rest_of(request.path, known), request);
+    if (known.route == Route::input_items)
+        return get_input_items(responses, access.isolation(request), rest_of(request.path, known), request.query);
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body);
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);

@@ -36,6 +36,12 @@ Outcome post_chat(const ApiContext& ctx, json::object body);
 Outcome post_completion(const ApiContext& ctx, json::object body);
 Outcome post_responses(const ApiContext& ctx, json::object body);
 Outcome post_messages(const ApiContext& ctx, json::object body);
+/// A stored response of the same key's, as it was answered; away with one; what one was asked, by pages.
+HttpReply get_response(const ResponseStore& store, const std::string& isolation, const std::string& id,
+                       std::string_view query);
+HttpReply delete_response(ResponseStore& store, const std::string& isolation, const std::string& id);
+HttpReply get_input_items(const ResponseStore& store, const std::string& isolation, const std::string& id,
+                          std::string_view query);
 HttpReply post_count_tokens(const ApiContext& ctx, json::object body);
 HttpReply post_pause(const ApiContext& ctx, const json::object& body, std::string_view query);
 HttpReply post_resume(const ApiContext& ctx);

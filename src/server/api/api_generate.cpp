@@ -209,9 +209,7 @@ Outcome post_responses(const ApiContext& ctx, json::object body) {
     ResponseReply::Keep keep;
     if (asked.store)
         keep = [&store = ctx.responses, isolation = ctx.isolation](
-                   const std::string& id, const json::array& conversation, std::size_t output_items) {
-            store.put(isolation, id, conversation, output_items);
-        };
+                   const json::object& response, const json::array& input) { store.put(isolation, response, input); };
     const ReplyFacts facts = facts_of(ctx, "resp_");
     PendingReply out = pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
     try {

@@ -138,7 +138,7 @@ net::awaitable<bool> Connection::read_request(Input& in) {
         in.unread = in.status != 0 || !parser.is_done();  // where a bad request ends is not to be trusted
         co_return true;
     }
-    const auto size = static_cast<int64_t>(parser.content_length().value_or(options.body_bytes));
+    const auto size = static_cast<int64_t>(parser.content_length().value_or(parser.chunked() ? options.body_bytes : 0));
     if (!in.room.take(shared_.room, size * HttpOptions::kBytesOfBody)) {
         in.problem = fmt::format("the requests that are being read need more than {} bytes of memory: try again later",
                                  shared_.room.most());

@@ -40,7 +40,7 @@ ResponseReply::ResponseReply(ReplyFacts facts, const ResponsesRequest& request, 
     const SamplingParams& sampling = request.generation.prompts.at(0).sampling;
     temperature_ = sampling.temperature;
     top_p_ = sampling.top_p;
-    if (store_) conversation_ = request.conversation;
+    if (store_) input_ = request.conversation;
 }
 
 json::object ResponseReply::response(std::string_view status, const json::object& also) const {
@@ -257,10 +257,7 @@ void ResponseReply::answer_ends(const Done& done, std::string& out) {
     also["weights_version"] = usage_.version();
     if (cut) also["incomplete_details"] = {{"reason", "max_output_tokens"}};
     last_ = response(cut ? "incomplete" : "completed", also);
-    if (store_) {
-        for (const json::value& item : output_) conversation_.push_back(item);
-        keep_(facts_.id, conversation_, output_.size());
-    }
+    if (store_) keep_(last_, input_);
     emit(cut ? "response.incomplete" : "response.completed", {{"response", last_}}, out);
 }
 

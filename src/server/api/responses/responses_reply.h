@@ -17,9 +17,9 @@ namespace riptide::server {
 /// are no JSON. Not thread-safe.
 class ResponseReply {
   public:
-    /// `keep` is given what later requests may refer to, when the response is complete: the conversation with the
-    /// output, and how many items the output has. It may be empty.
-    using Keep = std::function<void(const std::string& id, const json::array& conversation, std::size_t output_items)>;
+    /// `keep` is given what later requests may refer to: the response when it is complete, and all items before its
+    /// output. It may be empty.
+    using Keep = std::function<void(const json::object& response, const json::array& input)>;
     ResponseReply(ReplyFacts facts, const ResponsesRequest& request, Keep keep);
 
     /// response.created and response.in_progress.
@@ -52,7 +52,7 @@ class ResponseReply {
     json::object echo_;
     std::map<std::string, std::string, std::less<>> namespaces_;
     CustomTools custom_;
-    json::array conversation_;
+    json::array input_;
     Keep keep_;
     json::value temperature_, top_p_;
     bool stream_, one_tool_call_, summary_, sealed_, store_;
