@@ -8,6 +8,7 @@
 #include "server/api/api.h"
 #include "server/api/ollama/ollama_request.h"
 #include "server/api/routes.h"
+#include "server/http/authority.h"
 #include "server/model_pool.h"
 #include "server/openapi/openapi.h"
 #include "server/page/page.h"
@@ -44,6 +45,14 @@ bool is_json(std::string_view content_type) {
     return type == "application/json";
 }
 
+/// As an event, with the reply's status.
+std::string socket_error(const HttpReply& reply) {
+    json::object out = {{"type", "error"}, {"status", reply.status}};
+    const json::value error = parse_json(reply.body, "an error");
+    for (const auto& [key, value] : error.as_object()) out[key] = value;
+    return json::serialize(out);
+}
+
 ApiError not_ready(const std::string& message) {
     ApiError error(503, message);
     error.retry_after_us = 2'000'000;
@@ -71,6 +80,8 @@ struct Server::Impl {
                {.door = [this](const HttpRequest& request) { return door(request); },
                 .handle = [this](HttpRequest&& request) { return handle(request); },
                 .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
+                .session = [this](const HttpRequest& request) { return session(request); },
+                .message = [](const HttpReply& reply) { return socket_error(reply); },
                 .headers = [this](const HttpRequest& request) { return access.cors(request); },
                 .error_body =
                     [](int status, const std::string& text) {
@@ -85,9 +96,24 @@ struct Server::Impl {
         RequestDefaults counted = model->defaults;
         counted.work = &work;
         counted.received = request.received;
-        return {model,       *model->engine, options, std::move(counted),        metrics,
-                responses,   live,           log,     access.isolation(request), session_in_headers(request),
-                known.label, request.body,   work};
+        return {model,
+                *model->engine,
+                options,
+                std::move(counted),
+                metrics,
+                responses,
+                live,
+                log,
+                access.isolation(request),
+                session_in_headers(request),
+                static_cast<ResponseSession*>(request.session.get()),
+                known.label,
+                request.body,
+                work};
+    }
+    std::shared_ptr<void> session(const HttpRequest& request) {
+        const bool socket = find_route(request.path, request.method).route == Route::responses_socket;
+        return socket ? std::make_shared<ResponseSession>(responses) : nullptr;
     }
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
@@ -131,6 +157,7 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request) {
         reply = pass(request, known);
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
+        if (error.status() == 426) reply->headers.emplace_back("Upgrade", "websocket");
         if (error.status() == 405) reply->headers.emplace_back("Allow", methods_at(request.path));
     } catch (const std::exception&) {
         reply = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
@@ -156,6 +183,8 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     const bool empty = known.without_body() || (known.admin() && request.header("content-type").empty());
     if (!empty && !is_json(request.header("content-type")))
         throw ApiError(415, "the body must be JSON, and the request must say so: Content-Type: application/json");
+    if (known.route == Route::responses_socket && !same_name(request.header("upgrade"), "websocket"))
+        throw ApiError(426, "this path takes POST, or GET to open a WebSocket: send Upgrade: websocket");
     if (draining) throw not_ready("the server is shutting down");
     if (!ready()) throw not_ready("the model is being loaded");
     return std::nullopt;
@@ -298,6 +327,7 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
         return get_input_items(responses, access.isolation(request), rest_of(request.path, known), request.query);
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body);
+    if (known.route == Route::responses_socket && !take_message(body)) return HttpReply{204, ""};
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
     const ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
     switch (known.route) {
@@ -306,7 +336,10 @@ Outcome Server::Impl::dispatch(const HttpRequest& request, const Known& known) {
         case Route::completions:
             return post_completion(ctx, std::move(body));
         case Route::responses:
+        case Route::responses_socket:
             return post_responses(ctx, std::move(body));
+        case Route::compact:
+            return post_compact(ctx, body);
         case Route::messages:
             return post_messages(ctx, std::move(body));
         case Route::count_tokens:

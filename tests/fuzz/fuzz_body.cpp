@@ -32,7 +32,7 @@ std::string parse(char dialect, std::string_view text) {
         GenerationRequest out;
         if (dialect == 'c') out = parse_chat(std::move(body), defaults);
         else if (dialect == 'm') out = parse_messages(std::move(body), defaults, MessagesFor::answering);
-        else if (dialect == 'r') out = parse_responses(std::move(body), defaults, nullptr, "").generation;
+        else if (dialect == 'r') out = parse_responses(std::move(body), defaults, nullptr).generation;
         else out = parse_completion(std::move(body), defaults, nullptr);
         check(out);
         return fmt::format("{} {} {}", out.prompts.size(), out.prompts[0].sampling.max_tokens, out.stream);

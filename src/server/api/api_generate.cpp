@@ -33,11 +33,18 @@ std::string salted(const std::string& isolation, const std::string& salt) {
     return salt.empty() ? isolation : fmt::format("salted {} {}{}", isolation.size(), isolation, salt);
 }
 
-ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
-    return {random_id(prefix), ctx.model->name, static_cast<int64_t>(std::time(nullptr)), ctx.engine.stats().version};
+}  // namespace
+
+ReplyFacts facts_of(const ApiContext& ctx, std::string_view id_prefix) {
+    return {random_id(id_prefix), ctx.model->name, static_cast<int64_t>(std::time(nullptr)),
+            ctx.engine.stats().version};
 }
 
-}  // namespace
+RequestDefaults defaults_of(const ApiContext& ctx) {
+    RequestDefaults out = ctx.defaults;
+    out.sampling.seed = random_number();
+    return out;
+}
 
 std::string random_id(std::string_view prefix) {
     return fmt::format("{}{:016x}{:08x}", prefix, random_number(), static_cast<uint32_t>(random_number()));
@@ -184,13 +191,6 @@ Outcome generate(const ApiContext& ctx, GenerationRequest asked, ErrorShape shap
     return out;
 }
 
-/// The defaults, with a seed of the request's own: a client that wants the same answer again says which.
-RequestDefaults defaults_of(const ApiContext& ctx) {
-    RequestDefaults out = ctx.defaults;
-    out.sampling.seed = random_number();
-    return out;
-}
-
 }  // namespace
 
 Outcome post_chat(const ApiContext& ctx, json::object body) {
@@ -203,20 +203,31 @@ Outcome post_completion(const ApiContext& ctx, json::object body) {
     return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, "cmpl-", "prompt");
 }
 
+void start_response(const ApiContext& ctx, ResponsesRequest& asked, const std::string& id, PendingReply& reply) {
+    try {
+        start(ctx, asked.generation, ErrorShape::openai, "input", id, reply);
+    } catch (const ApiError& error) {
+        throw in_its_words(error, asked.origins);
+    }
+}
+
 Outcome post_responses(const ApiContext& ctx, json::object body) {
-    ResponsesRequest asked = parse_responses(std::move(body), defaults_of(ctx), &ctx.responses, ctx.isolation);
+    const Stored stored{ctx.responses, ctx.isolation, ctx.socket != nullptr ? ctx.socket->key() : ""};
+    ResponsesRequest asked = parse_responses(std::move(body), defaults_of(ctx), &stored);
     check_model(ctx, asked.generation.model);
     ResponseReply::Keep keep;
     if (asked.store)
         keep = [&store = ctx.responses, isolation = ctx.isolation](
                    const json::object& response, const json::array& input) { store.put(isolation, response, input); };
+    else if (ctx.socket != nullptr)
+        keep = [socket = ctx.socket](const json::object& response, const json::array& input) {
+            socket->put(response, input);
+        };
     const ReplyFacts facts = facts_of(ctx, "resp_");
-    PendingReply out = pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
-    try {
-        start(ctx, asked.generation, ErrorShape::openai, "input", facts.id, out);
-    } catch (const ApiError& error) {
-        throw in_its_words(error, asked.origins);
-    }
+    const auto reply = std::make_shared<ResponseReply>(facts, asked, std::move(keep));
+    if (!asked.generate) return reply->prepared();
+    PendingReply out = pending(reply, asked.generation.stream);
+    start_response(ctx, asked, facts.id, out);
     return out;
 }
 

@@ -22,6 +22,8 @@ constexpr std::array kRoutes = {
     Known{"/chat/completions", Route::chat, "POST", "/v1/chat/completions"},
     Known{"/completions", Route::completions, "POST", "/v1/completions"},
     Known{"/responses", Route::responses, "POST", "/v1/responses"},
+    Known{"/responses", Route::responses_socket, "GET", "/v1/responses"},
+    Known{"/responses/compact", Route::compact, "POST", "/v1/responses/compact"},
     Known{"/messages", Route::messages, "POST", "/v1/messages"},
     Known{"/messages/count_tokens", Route::count_tokens, "POST", "/v1/messages/count_tokens"},
     Known{"/tokenize", Route::tokenize, "POST", "/tokenize"},

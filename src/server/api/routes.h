@@ -21,6 +21,8 @@ enum class Route {
     chat,
     completions,
     responses,
+    responses_socket,  // the same over a WebSocket
+    compact,
     response,
     delete_response,
     input_items,
@@ -55,7 +57,9 @@ struct Known {
     /// Answered from the header alone.
     bool without_body() const { return method != "POST"; }
     /// And that is quick.
-    bool at_the_door() const { return without_body() && route != Route::mcp && route != Route::input_items; }
+    bool at_the_door() const {
+        return without_body() && route != Route::mcp && route != Route::input_items && route != Route::responses_socket;
+    }
     /// Ollama's API.
     bool ollama() const { return route >= Route::ollama_chat && route <= Route::ollama_refused; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.

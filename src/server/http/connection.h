@@ -30,6 +30,11 @@ inline constexpr auto kAwait = boost::asio::as_tuple(boost::asio::use_awaitable)
 /// TCP or a Unix socket.
 using Socket = boost::asio::generic::stream_protocol::socket;
 
+using ClientStream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
+using TlsStream = boost::asio::ssl::stream<ClientStream&>;
+
+class WebSocket;
+
 /// What all connections have in common; outlives them.
 struct HttpShared {
     HttpOptions options;
@@ -71,9 +76,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
         HttpRoom::Share room;
     };
 
-    using Stream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
-    using TlsStream = boost::asio::ssl::stream<Stream&>;
-
     boost::asio::awaitable<bool> shake_hands();
     boost::asio::awaitable<bool> wait_for_bytes();
     boost::asio::awaitable<bool> read_request(Input& in);
@@ -97,8 +99,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void shut();
 
     HttpShared& shared_;
-    Stream stream_;
-    std::optional<TlsStream> tls_;  // around it
+    ClientStream stream_;
+    std::optional<TlsStream> tls_;       // around it
+    std::shared_ptr<WebSocket> socket_;  // once this has become one
     boost::beast::flat_buffer buffer_;
     /// Of reading a request; then of waiting for the engine: cancelled when there is something to do.
     boost::asio::steady_timer news_;

@@ -87,4 +87,14 @@ bool ResponseStore::remove(const std::string& isolation, const std::string& id) 
     return true;
 }
 
+std::optional<json::array> Stored::conversation(const std::string& id) const {
+    auto own = session.empty() ? std::nullopt : store.conversation(session, id);
+    return own ? std::move(own) : store.conversation(isolation, id);
+}
+
+std::optional<json::value> Stored::item(const std::string& id) const {
+    auto own = session.empty() ? std::nullopt : store.item(session, id);
+    return own ? std::move(own) : store.item(isolation, id);
+}
+
 }  // namespace riptide::server

@@ -18,8 +18,8 @@ class ResponseStore {
   public:
     explicit ResponseStore(int64_t most_bytes) : most_bytes_(most_bytes) {}
 
-    /// A response that is complete, and its output's items by their own ids. `input`: all items before its output, those
-    /// of earlier responses first.
+    /// A response that is complete, and its output's items by their own ids. `input`: all items before its output,
+    /// those of earlier responses first.
     void put(const std::string& isolation, const json::object& response, const json::array& input);
     /// A response, as it was answered: JSON.
     std::optional<std::string> response(const std::string& isolation, const std::string& id) const;
@@ -49,6 +49,17 @@ class ResponseStore {
     std::list<Entry> entries_;  // oldest first
     std::unordered_map<std::string, std::list<Entry>::iterator> index_;
     int64_t bytes_ = 0;
+};
+
+/// What the references of one request may lead to.
+struct Stored {
+    const ResponseStore& store;
+    std::string isolation;  // whose it is
+    std::string session;    // of a WebSocket: what is kept for it alone, first; or ""
+
+    /// As of the store.
+    std::optional<json::array> conversation(const std::string& id) const;
+    std::optional<json::value> item(const std::string& id) const;
 };
 
 }  // namespace riptide::server

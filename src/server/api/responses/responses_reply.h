@@ -24,6 +24,8 @@ class ResponseReply {
 
     /// response.created and response.in_progress.
     std::string opening();
+    /// In place of an answer, for a request that does not want one: a complete response without output.
+    HttpReply prepared();
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out);
     void abort(const ApiError& error, std::string& out);
@@ -45,6 +47,7 @@ class ResponseReply {
     void close_reasoning(std::string& out);
     void part_event(std::string_view type, std::string_view index_name, json::object fields, std::string& out);
     void take_body(const EventBody& body, std::string& out);
+    void take_summary(const EventBody& body, std::string& out);
     void answer_ends(const Done& done, std::string& out);
     void fail(const ApiError& error, std::string& out);
 
@@ -55,7 +58,7 @@ class ResponseReply {
     json::array input_;
     Keep keep_;
     json::value temperature_, top_p_;
-    bool stream_, one_tool_call_, summary_, sealed_, store_;
+    bool stream_, one_tool_call_, summary_, sealed_, store_, compact_;
     int64_t sequence_ = 0;
     Kind kind_ = Kind::none;
     bool dropping_ = false;  // inside a call that one_tool_call leaves out
