@@ -140,12 +140,12 @@ class Reference:
         for status, reply in about["responses"].items():
             reply = self.resolved(reply)
             parts = []
-            for kind, content in reply["content"].items():
+            for kind, content in reply.get("content", {}).items():
                 parts.append(f"{self.kind(content['schema'])}" + (" in a stream" if kind in ("text/event-stream", "application/x-ndjson") else ""))
             if status == "default":
                 out.append(f"- Errors: {', '.join(parts)}")
             else:
-                out.append(f"- {status}: {', '.join(parts)}. {text(reply)}")
+                out.append(f"- {status}: {', '.join(parts)}{'. ' if parts else ''}{text(reply)}")
         return out + [""]
 
     def page(self) -> str:

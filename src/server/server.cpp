@@ -9,6 +9,7 @@
 #include "server/api/ollama/ollama_request.h"
 #include "server/api/request_headers.h"
 #include "server/api/routes.h"
+#include "server/http/authority.h"
 #include "server/management.h"
 #include "server/model_pool.h"
 #include "server/openapi/openapi.h"
@@ -62,6 +63,8 @@ struct Server::Impl {
         return {.door = [this, port](const HttpRequest& request) { return door(request, port); },
                 .handle = [this](HttpRequest&& request) { return handle(request, nullptr); },
                 .waits = [](const HttpRequest& request) { return find_route(request.path).route == Route::mcp; },
+                .session = [this](const HttpRequest& request) { return session(request); },
+                .message = error_message,
                 .headers =
                     [&who](HttpRequest& request) {
                         Headers out = who.cors(request);
@@ -89,9 +92,14 @@ struct Server::Impl {
                 .isolation = access.isolation(request),
                 .session = session_in_headers(request),
                 .request_id = std::string(request.header("x-request-id")),
+                .socket = static_cast<ResponseSession*>(request.session.get()),
                 .route = known.label,
                 .body = request.body,
                 .work = work};
+    }
+    std::shared_ptr<void> session(const HttpRequest& request) {
+        const bool socket = find_route(request.path, request.method).route == Route::responses_socket;
+        return socket ? std::make_shared<ResponseSession>(responses) : nullptr;
     }
     bool ready() const { return pool || only != nullptr; }
     bool broken() const;
@@ -146,10 +154,8 @@ std::optional<HttpReply> Server::Impl::door(const HttpRequest& request, Port por
         reply = pass(request, known, port);
     } catch (const ApiError& error) {
         reply = error_reply(error, shape_of(known));
-        if (error.status() == 405)
-            reply->headers.emplace_back("Allow", known.get()                 ? "GET, HEAD"
-                                                 : known.route == Route::mcp ? "POST, DELETE"
-                                                                             : std::string(known.method));
+        if (error.status() == 426) reply->headers.emplace_back("Upgrade", "websocket");
+        if (error.status() == 405) reply->headers.emplace_back("Allow", methods_at(request.path));
     } catch (const std::exception&) {
         reply = error_reply(ApiError(500, "the server has made a mistake"), shape_of(known));
     }
@@ -172,12 +178,14 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (known.get() ? !get : request.method != known.method)
         throw ApiError(405, "this path does not take " + request.method);
     if (known.route == Route::ollama_refused) refuse_ollama(known.path);
-    if (known.without_body() && known.route != Route::mcp) return about(request, known);
+    if (known.at_the_door()) return about(request, known);
     if (known.admin() && !options.admin)
         throw ApiError(403, "this server does not let clients steer it; riptide serve --admin does");
     const bool empty = known.without_body() || (known.admin() && request.header("content-type").empty());
     if (!empty && !is_json(request.header("content-type")))
         throw ApiError(415, "the body must be JSON, and the request must say so: Content-Type: application/json");
+    if (known.route == Route::responses_socket && !same_name(request.header("upgrade"), "websocket"))
+        throw ApiError(426, "this path takes POST, or GET to open a WebSocket: send Upgrade: websocket");
     if (draining) throw not_ready("the server is shutting down");
     if (!ready()) throw not_ready("the model is being loaded");
     return std::nullopt;
@@ -211,6 +219,10 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
     if (known.route == Route::version) return get_version();
     if (known.route == Route::ollama_version) return get_ollama_version();
+    if (known.route == Route::response)
+        return get_response(responses, access.isolation(request), rest_of(request.path, known), request.query);
+    if (known.route == Route::delete_response)
+        return delete_response(responses, access.isolation(request), rest_of(request.path, known));
     if (!ready()) throw not_ready("the model is being loaded");
     if (known.route == Route::models) return get_models(models());
     if (known.route == Route::server_info) return get_server_info(models().front());
@@ -328,11 +340,14 @@ Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const R
     WorkBudget work(WorkBudget::kSteps, request.stop);
     work.look();  // it may have waited for a worker longer than its client did
     if (known.route == Route::mcp) return pass_to_mcp(options.mcp, rest_of(request.path, known), request);
+    if (known.route == Route::input_items)
+        return get_input_items(responses, access.isolation(request), rest_of(request.path, known), request.query);
     const bool nothing = known.admin() && request.body.empty();
     json::object body = nothing ? json::object() : parse_body(request.body, work);
+    if (known.route == Route::responses_socket && !take_message(body)) return HttpReply{204, ""};
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
     if (known.route == Route::abort_request) return post_abort_request(live, access.isolation(request), body);
-    if (pool && early == nullptr)
+    if (pool && early == nullptr && !request.session)
         if (auto waits = later(request, known, body, work)) return waits;
     ApiContext ctx = context(model_for(request, known, body, work), request, known, work);
     ctx.early = early;
@@ -346,7 +361,10 @@ Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const R
         case Route::render_completion:
             return post_render_completion(ctx, std::move(body));
         case Route::responses:
+        case Route::responses_socket:
             return post_responses(ctx, std::move(body));
+        case Route::compact:
+            return post_compact(ctx, body);
         case Route::messages:
             return post_messages(ctx, std::move(body));
         case Route::count_tokens:

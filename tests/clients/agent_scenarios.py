@@ -90,6 +90,20 @@ def full(world, run):
         server.stop()
 
 
+def socket(world, run):
+    """Codex over a WebSocket: a response to go on from before there is a question, and then only what is new."""
+    if run.name != "codex":
+        return
+    server = Server.script(world, run.folder, [FINISH, ask(run, write_tea(run)), OTHERWISE], ctx=49152)
+    try:
+        run.launch(server.port, "STEEP-IT please", more=["-c", "model_providers.riptide.supports_websockets=true"])
+        check_loop(world, run, "socket")
+        replies = server.metric('http_replies_total{route="/v1/responses",status="200"}')
+        world.expect(replies == 3, f"socket: {run.name} has opened a WebSocket, where it first prepares: {replies:.0f} replies", run)
+    finally:
+        server.stop()
+
+
 SUMMARY = "SUMMARY-OF-ALL: the tea is darjeeling."
 CONTEXT = {"claude": 33000, "codex": 19000, "opencode": 17000, "pi": 9500}
 
@@ -125,6 +139,29 @@ def overflow(world, run):
         if run.name != "pi":  # which ends with -p before it goes on
             world.expect(ANSWER in run.out, f"overflow: {run.name} goes on with the summary", run)
         print(f"  overflow {run.name:9} {run.seconds:.1f} s, {refused:.0f} answers of 400")
+    finally:
+        server.stop()
+
+
+def remote(world, run):
+    """Codex leaves the summary to a provider that is called OpenAI: an item in a request, an item in the response."""
+    if run.name != "codex":
+        return
+    files = []
+    for number in (1, 2, 3):
+        files.append(run.work / f"part{number}.txt")
+        files[-1].write_text(f"PART-{number}\n" + "".join(f"line {i}: the kettle was heard again\n" for i in range(250)))
+    reads = [{"has": [f"PART-{number}"], "reasoning": "", "answer": run.agent.read(files[number])} for number in (2, 1)]
+    script = [{"has": ["Write a summary of this conversation"], "reasoning": "", "answer": SUMMARY},
+              {"has": ["SUMMARY-OF-ALL"], "anywhere": True, "reasoning": "", "answer": ANSWER},
+              {"has": ["PART-3"], "reasoning": "", "answer": "This does not fit."}, *reads, ask(run, files[0]), OTHERWISE]
+    server = Server.script(world, run.folder, script, ctx=CONTEXT["codex"])
+    try:
+        run.launch(server.port, "STEEP-IT please", more=["-c", 'model_providers.riptide.name="OpenAI"'])
+        world.expect(run.agent.compacted(run) and ANSWER in run.out, "remote: codex goes on with the server's summary", run)
+        world.expect("riptide:SUMMARY-OF-ALL" in "".join(file.read_text() for file in run.home.glob("**/rollout-*.jsonl")),
+                     "remote: codex keeps it as it was sent", run)
+        print(f"  remote   {run.name:9} {run.seconds:.1f} s")
     finally:
         server.stop()
 
@@ -185,4 +222,4 @@ def demo(world, run):
         server.stop()
 
 
-SCENARIOS = {"demo": demo, "loop": loop, "loading": loading, "full": full, "overflow": overflow, "idle": idle}
+SCENARIOS = {"demo": demo, "loop": loop, "loading": loading, "full": full, "overflow": overflow, "idle": idle, "socket": socket, "remote": remote}

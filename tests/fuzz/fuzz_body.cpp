@@ -36,7 +36,7 @@ std::string parse(char dialect, std::string_view text) {
         const bool ollama = dialect == 'o' || dialect == 'g';
         if (dialect == 'c') out = parse_chat(std::move(body), defaults);
         else if (dialect == 'm') out = parse_messages(std::move(body), defaults, MessagesFor::answering);
-        else if (dialect == 'r') out = parse_responses(std::move(body), defaults, nullptr, "").generation;
+        else if (dialect == 'r') out = parse_responses(std::move(body), defaults, nullptr).generation;
         else if (dialect == 'o') out = parse_ollama_chat(body, defaults);
         else if (dialect == 'g') out = parse_ollama_generate(body, defaults);
         else out = parse_completion(std::move(body), defaults, nullptr);

@@ -41,7 +41,7 @@ Reading render(char api, json::object body) {
             if (api == 'c') {
                 asked = parse_chat(std::move(body), defaults);
             } else if (api == 'r') {
-                ResponsesRequest all = parse_responses(std::move(body), defaults, nullptr, "");
+                ResponsesRequest all = parse_responses(std::move(body), defaults, nullptr);
                 asked = std::move(all.generation);
                 origins = std::move(all.origins);
             } else {

@@ -148,8 +148,7 @@ TEST_F(ServerCustomTools, a_grammar_is_read_where_the_form_is_compiled_and_there
                                {"tools", {chat_tool("note", kNote)}}};
     EXPECT_EQ(server::parse_chat(chat, defaults).custom.at("note"), "tools[0].custom.format.grammar.definition");
     for (const json::object& format : {lark(kNote), regex("[A-Z]{2,900}")})
-        EXPECT_TRUE(
-            server::parse_responses(asks(tool(format)), defaults, nullptr, "").generation.custom.contains("note"));
+        EXPECT_TRUE(server::parse_responses(asks(tool(format)), defaults, nullptr).generation.custom.contains("note"));
     EXPECT_EQ(work.steps_spent(), 0);
     json::object other = tool(lark("start: a"));
     other["name"] = "other";

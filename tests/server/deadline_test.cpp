@@ -23,7 +23,7 @@ class ServerDeadline : public ServerTest {
     }
     /// A question, with what each API calls it.
     static json::object asked(std::string_view path, const std::string& text, bool stream) {
-        json::object out = {{"stream", stream}, {"timeout", 0.03}};
+        json::object out = {{"stream", stream}};
         out[path == "/v1/responses" ? "max_output_tokens" : "max_tokens"] = 4;
         if (path == "/v1/completions") out["prompt"] = text;
         else if (path == "/v1/responses") out["input"] = text;
@@ -33,7 +33,13 @@ class ServerDeadline : public ServerTest {
     void expect_timeouts(const std::string& text) {
         for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
             for (const bool stream : {false, true}) {
-                const Answer answer = post(path, asked(path, text, stream));
+                Answer answer;  // a busy machine may need longer to understand the question
+                json::object question = asked(path, text, stream);
+                for (double time = 0.03; time < 10 && answer.body.find("the deadline of ") == std::string::npos;
+                     time *= 2) {
+                    question["timeout"] = time;
+                    answer = post(path, question);
+                }
                 EXPECT_EQ(answer.status, stream ? 200 : 503) << path << answer.body;
                 EXPECT_NE(answer.body.find("the deadline of "), std::string::npos) << path << answer.body;
                 if (!stream) {
@@ -77,8 +83,7 @@ TEST_F(ServerDeadline, a_client_that_leaves_is_heard_while_the_server_is_paused_
             if (!paused && text.size() == 1) continue;  // it would be answered
             const int64_t before = engine->stats().cancelled;
             Client client(port());
-            json::object body = asked("/v1/chat/completions", text, false);
-            body.erase("timeout");
+            const json::object body = asked("/v1/chat/completions", text, false);
             client.send("POST", "/v1/chat/completions", json::serialize(body));
             EXPECT_TRUE(becomes([&] { return engine->stats().waiting == 1; }));
             client.close();
@@ -103,6 +108,8 @@ TEST_F(ServerDeadline, who_leaves_does_not_wait_for_a_drain_and_its_worker_is_fr
     const auto refuses = [&] {
         try {
             engine->cancel(engine->submit(continuation({1, 2, 3}, 1), [](const Event&) {}));
+        } catch (const QueueFull&) {
+            return false;
         } catch (const Error&) {
             return true;
         }

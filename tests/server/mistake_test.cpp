@@ -36,8 +36,21 @@ class ServerMistakes : public ServerTest {
             WorkBudget work;
             const auto model = std::make_shared<const server::ServedModel>(
                 server::ServedModel{.name = "x", .own = nullptr, .engine = engine.get(), .defaults = {}});
-            const server::ApiContext ctx{model, *engine, options, options.defaults, metrics, responses, live, log,
-                                         "",    "",      "",      "/x",             request.body, work};
+            const server::ApiContext ctx{.model = model,
+                                         .engine = *engine,
+                                         .options = options,
+                                         .defaults = options.defaults,
+                                         .metrics = metrics,
+                                         .responses = responses,
+                                         .live = live,
+                                         .log = log,
+                                         .isolation = "",
+                                         .session = "",
+                                         .request_id = "",
+                                         .socket = nullptr,
+                                         .route = "/x",
+                                         .body = request.body,
+                                         .work = work};
             server::start(ctx, asked, shape, "messages", "id", reply);
             return reply;
         };

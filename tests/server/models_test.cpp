@@ -190,7 +190,7 @@ TEST_F(ServerModels, who_waits_for_a_model_holds_up_nobody) {
     EXPECT_EQ(waiting[refused]->receive().status, 503);
     waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(refused));
     EXPECT_TRUE(ask("b").headers.contains("Retry-After"));
-    EXPECT_EQ(state("b"), "loading");
+    EXPECT_TRUE(becomes([&] { return state("b") == "loading"; }));
     EXPECT_EQ(ask("a").status, 200);
     EXPECT_EQ(post("/models/unload", {{"model", "b"}}).status, 409);
     json::object late = short_answer("b");

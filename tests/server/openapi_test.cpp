@@ -109,7 +109,7 @@ TEST_F(ServerOpenApi, every_route_is_described_and_nothing_else) {
         std::string method(known.method);
         std::transform(method.begin(), method.end(), method.begin(), [](char c) { return static_cast<char>(c + 32); });
         served.insert(method + " " + std::string(known.label));
-        EXPECT_EQ(server::find_route(known.label).route, known.route) << known.label;
+        EXPECT_EQ(server::find_route(known.label, known.method).route, known.route) << known.label;
     }
     EXPECT_EQ(described, served);
 }

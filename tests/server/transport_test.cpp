@@ -7,6 +7,8 @@
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
+#include <boost/beast/websocket/ssl.hpp>
+#include <boost/beast/websocket/stream.hpp>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -49,6 +51,26 @@ std::string completion_request(bool stream) {
         body.size(), body);
 }
 
+/// Opens one, gets a response, and says goodbye.
+template <class Stream>
+void expect_web_socket(Stream& stream) {
+    boost::beast::websocket::stream<Stream&> socket(stream);
+    socket.handshake("localhost", "/v1/responses");
+    const std::string ask = R"({"type": "response.create", "input": "x", "max_output_tokens": 2, "temperature": 0})";
+    socket.write(net::buffer(ask));
+    std::string event;
+    while (event.find(R"("type":"response.completed")") == std::string::npos &&
+           event.find(R"("type":"response.incomplete")") == std::string::npos) {
+        event.clear();
+        auto buffer = net::dynamic_buffer(event);
+        socket.read(buffer);
+    }
+    EXPECT_NE(event.find("output_text"), std::string::npos) << event;
+    boost::beast::error_code ec;
+    socket.close(boost::beast::websocket::close_code::normal, ec);
+    EXPECT_EQ(socket.reason().code, boost::beast::websocket::close_code::normal);
+}
+
 TEST_F(ServerTransport, a_unix_socket_is_private_and_goes_with_its_server) {
     server::ServerOptions options = server_options();
     options.http.unix_socket = folder + "/s";
@@ -65,6 +87,9 @@ TEST_F(ServerTransport, a_unix_socket_is_private_and_goes_with_its_server) {
         EXPECT_TRUE(reply.starts_with("HTTP/1.1 200")) << reply;
         EXPECT_EQ(reply.find("[DONE]") != std::string::npos, stream);
     }
+    net::local::stream_protocol::socket socket(io);
+    socket.connect(net::local::stream_protocol::endpoint(options.http.unix_socket));
+    expect_web_socket(socket);
     EXPECT_THROW(server::Server{options}, Error) << "another server has it";
     server.reset();
     EXPECT_FALSE(std::filesystem::exists(options.http.unix_socket));
@@ -110,6 +135,7 @@ TEST_F(ServerTransport, tls_carries_the_same_and_a_client_that_leaves_is_noticed
         EXPECT_TRUE(reply.starts_with("HTTP/1.1 200")) << reply;
         EXPECT_EQ(reply.find("[DONE]") != std::string::npos, stream);
     }
+    expect_web_socket(*connect());
     EXPECT_TRUE(Client(port()).ask("GET", "/health").status == 0) << "no plain HTTP";
     const auto speaks = [&](int version, const char* ciphers) {
         net::ssl::context other(net::ssl::context::tls_client);

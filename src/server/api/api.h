@@ -8,7 +8,8 @@
 #include "server/api/generation_request.h"
 #include "server/api/live_requests.h"
 #include "server/api/reply_parts.h"
-#include "server/api/responses/response_store.h"
+#include "server/api/responses/response_session.h"
+#include "server/api/responses/responses_request.h"
 #include "server/api/routes.h"
 #include "server/http/message.h"
 #include "server/metrics.h"
@@ -27,10 +28,11 @@ struct ApiContext {
     ResponseStore& responses;
     LiveRequests& live;
     const RequestLog& log;
-    std::string isolation;   // Request::isolation
-    std::string session;     // from headers; may be empty
-    std::string request_id;  // x-request-id
-    std::string_view route;  // Known::label
+    std::string isolation;    // Request::isolation
+    std::string session;      // from headers; may be empty
+    std::string request_id;   // x-request-id
+    ResponseSession* socket;  // of a WebSocket's message; or null
+    std::string_view route;   // Known::label
     const std::string& body;
     WorkBudget& work;                   // of the whole request
     const ReplyFacts* early = nullptr;  // of a stream that may have begun already, in which the client knows the reply
@@ -51,7 +53,15 @@ std::optional<EarlyStream> early_stream(Route route, json::object& body, const R
 Outcome post_chat(const ApiContext& ctx, json::object body);
 Outcome post_completion(const ApiContext& ctx, json::object body);
 Outcome post_responses(const ApiContext& ctx, json::object body);
+/// The conversation in fewer items: the user's messages, and a summary that the model writes.
+Outcome post_compact(const ApiContext& ctx, const json::object& body);
 Outcome post_messages(const ApiContext& ctx, json::object body);
+/// A stored response of the same key's, as it was answered; away with one; what one was asked, by pages.
+HttpReply get_response(const ResponseStore& store, const std::string& isolation, const std::string& id,
+                       std::string_view query);
+HttpReply delete_response(ResponseStore& store, const std::string& isolation, const std::string& id);
+HttpReply get_input_items(const ResponseStore& store, const std::string& isolation, const std::string& id,
+                          std::string_view query);
 HttpReply post_count_tokens(const ApiContext& ctx, json::object body);
 HttpReply post_pause(const ApiContext& ctx, const json::object& body, std::string_view query);
 HttpReply post_resume(const ApiContext& ctx);
@@ -95,6 +105,10 @@ ApiError unknown_model(std::string_view name, const std::string& known);
 
 /// `prefix` and 24 random hexadecimal digits.
 std::string random_id(std::string_view prefix);
+/// What a reply of this request says of itself.
+ReplyFacts facts_of(const ApiContext& ctx, std::string_view id_prefix);
+/// The defaults, with a seed of the request's own: a client that wants the same answer again says which.
+RequestDefaults defaults_of(const ApiContext& ctx);
 /// Throws ApiError(404) for another model's name, if the server is strict. NAME:latest, as Ollama's clients have it,
 /// is NAME.
 void check_model(const ApiContext& ctx, const std::string& name);
@@ -105,6 +119,9 @@ ApiError too_long(const PromptTooLong& error, ErrorShape shape, const std::strin
 /// none are submitted. Throws ApiError.
 void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, const std::string& field,
            const std::string& id, PendingReply& reply);
+
+/// The same of a request of /v1/responses, whose errors come in the names that its client knows.
+void start_response(const ApiContext& ctx, ResponsesRequest& asked, const std::string& id, PendingReply& reply);
 
 /// Fills a PendingReply with the functions of a dialect's reply object.
 template <class Reply>

@@ -40,13 +40,19 @@ ReplyFacts new_facts(const std::string& model, std::string_view prefix) {
     return {random_id(prefix), model, static_cast<int64_t>(std::time(nullptr)), 0};
 }
 
-ReplyFacts facts_of(const ApiContext& ctx, std::string_view prefix) {
-    ReplyFacts out = ctx.early != nullptr ? *ctx.early : new_facts(ctx.model->name, prefix);
+}  // namespace
+
+ReplyFacts facts_of(const ApiContext& ctx, std::string_view id_prefix) {
+    ReplyFacts out = ctx.early != nullptr ? *ctx.early : new_facts(ctx.model->name, id_prefix);
     out.version = ctx.engine.stats().version;
     return out;
 }
 
-}  // namespace
+RequestDefaults defaults_of(const ApiContext& ctx) {
+    RequestDefaults out = ctx.defaults;
+    out.sampling.seed = random_number();
+    return out;
+}
 
 std::string random_id(std::string_view prefix) {
     return fmt::format("{}{:016x}{:08x}", prefix, random_number(), static_cast<uint32_t>(random_number()));
@@ -194,13 +200,6 @@ Outcome generate(const ApiContext& ctx, GenerationRequest asked, ErrorShape shap
     return out;
 }
 
-/// The defaults, with a seed of the request's own: a client that wants the same answer again says which.
-RequestDefaults defaults_of(const ApiContext& ctx) {
-    RequestDefaults out = ctx.defaults;
-    out.sampling.seed = random_number();
-    return out;
-}
-
 }  // namespace
 
 Outcome post_chat(const ApiContext& ctx, json::object body) {
@@ -213,22 +212,31 @@ Outcome post_completion(const ApiContext& ctx, json::object body) {
     return generate<CompletionReply>(ctx, std::move(asked), ErrorShape::openai, kCompletionId, "prompt");
 }
 
+void start_response(const ApiContext& ctx, ResponsesRequest& asked, const std::string& id, PendingReply& reply) {
+    try {
+        start(ctx, asked.generation, ErrorShape::openai, "input", id, reply);
+    } catch (const ApiError& error) {
+        throw in_its_words(error, asked.origins);
+    }
+}
+
 Outcome post_responses(const ApiContext& ctx, json::object body) {
-    ResponsesRequest asked = parse_responses(std::move(body), defaults_of(ctx), &ctx.responses, ctx.isolation);
+    const Stored stored{ctx.responses, ctx.isolation, ctx.socket != nullptr ? ctx.socket->key() : ""};
+    ResponsesRequest asked = parse_responses(std::move(body), defaults_of(ctx), &stored);
     check_model(ctx, asked.generation.model);
     ResponseReply::Keep keep;
     if (asked.store)
         keep = [&store = ctx.responses, isolation = ctx.isolation](
-                   const std::string& id, const json::array& conversation, std::size_t output_items) {
-            store.put(isolation, id, conversation, output_items);
+                   const json::object& response, const json::array& input) { store.put(isolation, response, input); };
+    else if (ctx.socket != nullptr)
+        keep = [socket = ctx.socket](const json::object& response, const json::array& input) {
+            socket->put(response, input);
         };
     const ReplyFacts facts = facts_of(ctx, kResponseId);
-    PendingReply out = pending(std::make_shared<ResponseReply>(facts, asked, std::move(keep)), asked.generation.stream);
-    try {
-        start(ctx, asked.generation, ErrorShape::openai, "input", facts.id, out);
-    } catch (const ApiError& error) {
-        throw in_its_words(error, asked.origins);
-    }
+    const auto reply = std::make_shared<ResponseReply>(facts, asked, std::move(keep));
+    if (!asked.generate) return reply->prepared();
+    PendingReply out = pending(reply, asked.generation.stream);
+    start_response(ctx, asked, facts.id, out);
     return out;
 }
 
@@ -290,8 +298,10 @@ std::optional<EarlyStream> early_stream(Route route, json::object& body, const R
                                                          nullptr);
             });
         case Route::responses:
+            if (!fields.boolean("generate").value_or(true)) return std::nullopt;  // it is complete at once
             return with(kResponseId, [&](const ReplyFacts& facts) {
-                const ResponsesRequest asked = parse_responses(std::move(body), defaults, &store, isolation);
+                const Stored stored{store, isolation, ""};
+                const ResponsesRequest asked = parse_responses(std::move(body), defaults, &stored);
                 return std::make_shared<ResponseReply>(facts, asked, ResponseReply::Keep());
             });
         case Route::messages:

@@ -17,7 +17,7 @@ namespace riptide::server {
 struct LiveRequest {
     std::string id;          // of the reply: "chatcmpl-..."
     std::string request_id;  // x-request-id, which several may have
-    std::string model;  // who answers
+    std::string model;       // who answers
     Engine* engine = nullptr;
     std::string route;  // "/v1/chat/completions"
     std::string isolation, session;

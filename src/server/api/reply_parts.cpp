@@ -44,6 +44,16 @@ json::object UsageSum::openai() const {
             {"completion_tokens_details", {{"reasoning_tokens", reasoning_}}}};
 }
 
+json::object UsageSum::responses() const {
+    json::object details = compression();
+    details["cached_tokens"] = cached_;
+    return {{"input_tokens", prompt_},
+            {"input_tokens_details", std::move(details)},
+            {"output_tokens", completion_},
+            {"output_tokens_details", {{"reasoning_tokens", reasoning_}}},
+            {"total_tokens", prompt_ + completion_}};
+}
+
 json::object UsageSum::compression() const {
     if (original_ == 0) return {};
     json::object out = {{"original_tokens", original_}, {"scored_tokens", scored_}};

@@ -27,10 +27,12 @@ class UsageSum {
     void add(const Item& item);
     bool complete() const { return open_ == 0; }
     json::object openai() const;
+    /// In the names of /v1/responses.
+    json::object responses() const;
     /// Of prompts that were compressed: original_tokens and scored_tokens, and shown if asked for; else nothing.
     json::object compression() const;
-    /// Speeds, in the fields that llama.cpp's clients read: prompt_n, cache_n, prompt_ms, predicted_n, draft_n, ...; and
-    /// cache_note, why not more of the (last) prompt was cached.
+    /// Speeds, in the fields that llama.cpp's clients read: prompt_n, cache_n, prompt_ms, predicted_n, draft_n, ...;
+    /// and cache_note, why not more of the (last) prompt was cached.
     json::object timings() const;
     int64_t prompt() const { return prompt_; }
     int64_t cached() const { return cached_; }

@@ -29,6 +29,8 @@ constexpr std::array kRoutes = {
     Known{"/chat/completions/render", Route::render_chat, "POST", "/v1/chat/completions/render"},
     Known{"/completions/render", Route::render_completion, "POST", "/v1/completions/render"},
     Known{"/responses", Route::responses, "POST", "/v1/responses"},
+    Known{"/responses", Route::responses_socket, "GET", "/v1/responses"},
+    Known{"/responses/compact", Route::compact, "POST", "/v1/responses/compact"},
     Known{"/messages", Route::messages, "POST", "/v1/messages"},
     Known{"/messages/count_tokens", Route::count_tokens, "POST", "/v1/messages/count_tokens"},
     Known{"/tokenize", Route::tokenize, "POST", "/tokenize"},
@@ -56,6 +58,9 @@ constexpr std::array kRoutes = {
     Known{"/api/delete", Route::ollama_refused, "DELETE", "/api/delete"},
 };
 constexpr std::array kWithId = {
+    Known{"/responses/", Route::input_items, "GET", "/v1/responses/{id}/input_items", "/input_items"},
+    Known{"/responses/", Route::response, "GET", "/v1/responses/{id}"},
+    Known{"/responses/", Route::delete_response, "DELETE", "/v1/responses/{id}"},
     Known{"/models/", Route::model, "GET", "/v1/models/{id}"},
     Known{"/requests/", Route::request, "DELETE", "/v1/requests/{id}"},
     Known{"/mcp/", Route::mcp, "POST", "/v1/mcp/{name}"},
@@ -68,19 +73,34 @@ std::string_view bare_path(std::string_view path) {
     return path == "/v1" ? "/" : path;
 }
 
+/// Those of exactly this path; if there are none, those that it begins with.
+std::vector<const Known*> routes_at(std::string_view path) {
+    path = bare_path(path);
+    std::vector<const Known*> out;
+    for (const Known& known : kRoutes)
+        if (known.path == path) out.push_back(&known);
+    if (!out.empty()) return out;
+    for (const Known& known : kWithId)
+        if (path.starts_with(known.path) && path.substr(known.path.size()).ends_with(known.tail)) out.push_back(&known);
+    return out;
+}
+
 }  // namespace
 
 const Known& find_route(std::string_view path, std::string_view method) {
-    path = bare_path(path);
-    for (const Known& known : kRoutes)
-        if (known.path == path) return known;
-    const Known* other = nullptr;
-    for (const Known& known : kWithId) {
-        if (!path.starts_with(known.path)) continue;
-        if (known.method == method) return known;
-        if (other == nullptr) other = &known;
+    const std::vector<const Known*> routes = routes_at(path);
+    for (const Known* known : routes)
+        if (known->method == (method == "HEAD" ? "GET" : method)) return *known;
+    return routes.empty() ? kUnknown : *routes.front();
+}
+
+std::string methods_at(std::string_view path) {
+    std::string out;
+    for (const Known* known : routes_at(path)) {
+        const std::string_view methods = known->get() ? "GET, HEAD" : known->method;
+        if (out.find(methods) == std::string::npos) out += (out.empty() ? "" : ", ") + std::string(methods);
     }
-    return other != nullptr ? *other : kUnknown;
+    return out;
 }
 
 std::vector<Known> all_routes() {
@@ -90,7 +110,8 @@ std::vector<Known> all_routes() {
 }
 
 std::string rest_of(std::string_view path, const Known& known) {
-    const std::string_view raw = bare_path(path).substr(known.path.size());
+    std::string_view raw = bare_path(path).substr(known.path.size());
+    raw.remove_suffix(known.tail.size());
     const std::string id = percent_decoded(raw);
     return utf8_valid_prefix(id) == id.size() ? id : std::string(raw);  // it may be shown
 }

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "server/http/head.h"
+#include "server/http/web_socket.h"
 
 namespace riptide::server {
 
@@ -63,6 +64,11 @@ net::awaitable<void> Connection::run() {
         const bool usable = co_await read_request(in);
         reading_ = false;
         if (!usable) break;
+        if (in.request.session) {
+            socket_ = std::make_shared<WebSocket>(shared_, stream_, tls_ ? &*tls_ : nullptr, std::move(in.request));
+            co_await socket_->run();
+            break;
+        }
         more = co_await serve(in) && in.keep_alive && !in.unread && !shared_.draining;
         if (!more && in.unread) co_await linger();
     }
@@ -134,12 +140,19 @@ net::awaitable<bool> Connection::read_request(Input& in) {
     copy_header(parser, in.request);
     if (shared_.handlers.headers) in.also = shared_.handlers.headers(in.request);
     if (in.status == 0) in.reply = shared_.handlers.door(in.request);
-    if (in.status != 0 || in.reply) {
+    if (in.status == 0 && !in.reply && shared_.handlers.session)
+        in.request.session = shared_.handlers.session(in.request);
+    if (in.request.session && buffer_.size() > 0) {
+        in.request.session = nullptr;
+        in.problem = "a client waits for the answer before it sends to a WebSocket";
+        in.status = 400;
+    }
+    if (in.status != 0 || in.reply || in.request.session) {
         in_time();
         in.unread = in.status != 0 || !parser.is_done();  // where a bad request ends is not to be trusted
         co_return true;
     }
-    const auto size = static_cast<int64_t>(parser.content_length().value_or(options.body_bytes));
+    const auto size = static_cast<int64_t>(parser.content_length().value_or(parser.chunked() ? options.body_bytes : 0));
     if (!in.room.take(shared_.room, size * HttpOptions::kBytesOfBody)) {
         in.problem = fmt::format("the requests that are being read need more than {} bytes of memory: try again later",
                                  shared_.room.most());
@@ -286,6 +299,7 @@ void Connection::unwatch() {
 }
 
 void Connection::close_when_idle() {
+    if (socket_) return socket_->close_when_idle();
     if (idle_) return shut();
     if (!reading_) return;
     // Nothing is made for it yet, and nobody knows when the rest would come. As in deadline(): it can still be told.
@@ -294,6 +308,7 @@ void Connection::close_when_idle() {
 }
 
 void Connection::stop() {
+    if (socket_) return socket_->stop();
     stopping_ = true;
     work_.request_stop();
     if (following_) news_.cancel();

@@ -32,6 +32,11 @@ inline constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 /// TCP or a Unix socket.
 using Socket = boost::asio::generic::stream_protocol::socket;
 
+using ClientStream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
+using TlsStream = boost::asio::ssl::stream<ClientStream&>;
+
+class WebSocket;
+
 /// What all connections have in common; outlives them.
 struct HttpShared {
     HttpOptions options;
@@ -74,9 +79,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
         int64_t beats = 0;  // of a stream that has begun before its reply was there
     };
 
-    using Stream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
-    using TlsStream = boost::asio::ssl::stream<Stream&>;
-
     boost::asio::awaitable<bool> shake_hands();
     boost::asio::awaitable<bool> wait_for_bytes();
     boost::asio::awaitable<bool> read_request(Input& in);
@@ -103,8 +105,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     void shut();
 
     HttpShared& shared_;
-    Stream stream_;
-    std::optional<TlsStream> tls_;  // around it
+    ClientStream stream_;
+    std::optional<TlsStream> tls_;       // around it
+    std::shared_ptr<WebSocket> socket_;  // once this has become one
     boost::beast::flat_buffer buffer_;
     /// Of reading a request; then of waiting for the engine: cancelled when there is something to do.
     boost::asio::steady_timer news_;

@@ -110,16 +110,7 @@ std::string Connection::stream_head(const PendingReply& reply, const Input& in) 
 }
 
 net::awaitable<bool> Connection::answer(PendingReply& reply, Input& in) {
-    /// Whatever happens, the engine learns that nobody waits any more.
-    struct Ending {
-        PendingReply& reply;
-        ReplyEnding is;
-        ~Ending() {
-            reply.events->close();
-            if (is.how != How::complete) reply.cancel();
-            reply.ended(is);
-        }
-    } ending{reply, {}};
+    ReplyGuard ending(reply);
     reply.events->count_in(shared_.room);
     // The timer may be gone by the time that the I/O thread hears of it, the executor may not.
     std::weak_ptr<Connection> self = weak_from_this();

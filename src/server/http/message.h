@@ -24,6 +24,7 @@ struct HttpRequest {
     std::string body;
     std::stop_token stop;                                 // asked for once nobody waits for the reply
     std::chrono::steady_clock::time_point received = {};  // when it was there, to its end
+    std::shared_ptr<void> session;                        // of a WebSocket's messages: HttpHandlers::session
 
     /// The first field of this (lower-case) name, or "".
     std::string_view header(std::string_view name) const {
@@ -100,6 +101,12 @@ struct HttpHandlers {
     /// Whether `handle` waits for another server: it then has a thread of few that are there for this, so that others
     /// keep theirs. May be empty.
     std::function<bool(const HttpRequest&)> waits = {};
+    /// What the messages of a WebSocket have in common, if this request, which has passed the door, opens one. Each of
+    /// them is then a request with this one's header. Null: it is a request like others. On the I/O thread; may be
+    /// empty.
+    std::function<std::shared_ptr<void>(const HttpRequest&)> session = {};
+    /// What a WebSocket gets in place of a reply that is no stream.
+    std::function<std::string(const HttpReply&)> message = {};
     /// Header fields for whatever this request is answered with; before all others, and may put right what the request
     /// says in its own. On the I/O thread; may be empty.
     std::function<Headers(HttpRequest&)> headers;

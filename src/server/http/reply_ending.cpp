@@ -13,6 +13,12 @@ std::pair<int, std::string> told_of(const ReplyEnding& ending) {
 
 }  // namespace
 
+ReplyGuard::~ReplyGuard() {
+    reply.events->close();
+    if (is.how != How::complete) reply.cancel();
+    reply.ended(is);
+}
+
 void take_all(PendingReply& reply, const std::vector<Item>& items, std::string& out, ReplyEnding& ending) {
     try {
         for (const Item& item : items) {

@@ -8,6 +8,17 @@
 
 namespace riptide::server {
 
+/// Whatever happens, the engine learns that nobody waits any more.
+struct ReplyGuard {
+    PendingReply& reply;
+    ReplyEnding is = {};
+
+    explicit ReplyGuard(PendingReply& r) : reply(r) {}
+    ~ReplyGuard();
+    ReplyGuard(const ReplyGuard&) = delete;
+    ReplyGuard& operator=(const ReplyGuard&) = delete;
+};
+
 /// Takes `items` and says in `ending` if the reply is complete, or a mistake.
 void take_all(PendingReply& reply, const std::vector<Item>& items, std::string& out, ReplyEnding& ending);
 

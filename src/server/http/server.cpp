@@ -50,8 +50,11 @@ int64_t inflight_bytes(const HttpOptions& o) {
 }  // namespace
 
 HttpShared::HttpShared(const HttpOptions& o, HttpHandlers h)
-    : options(o), handlers(std::move(h)), workers(static_cast<std::size_t>(o.worker_threads)),
-      waiters(static_cast<std::size_t>(o.waiting_threads)), room(inflight_bytes(o)) {
+    : options(o),
+      handlers(std::move(h)),
+      workers(static_cast<std::size_t>(o.worker_threads)),
+      waiters(static_cast<std::size_t>(o.waiting_threads)),
+      room(inflight_bytes(o)) {
     if (o.tls_certificate.empty()) return;
     using ssl = net::ssl::context;
     tls.emplace(ssl::tls_server);

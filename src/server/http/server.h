@@ -17,7 +17,7 @@ struct HttpOptions {
     std::string tls_certificate;     // a PEM file (the chain): speak TLS
     std::string tls_key;             // its private key; empty: it is in the same file
     int worker_threads = 2;          // parse, render and tokenise requests
-    int waiting_threads = 4;                // for requests that wait for other servers
+    int waiting_threads = 4;         // for requests that wait for other servers
     int64_t max_connections = 16384;
     uint64_t body_bytes = uint64_t{32} << 20;
     /// Memory of all requests at one time: kBytesOfBody for each byte of a body until it has been parsed, rendered and

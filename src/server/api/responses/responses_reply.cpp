@@ -36,11 +36,12 @@ ResponseReply::ResponseReply(ReplyFacts facts, const ResponsesRequest& request, 
       one_tool_call_(request.generation.one_tool_call),
       summary_(request.summary),
       sealed_(request.sealed),
-      store_(request.store && keep_) {
+      store_(request.store),
+      compact_(request.compact) {
     const SamplingParams& sampling = request.generation.prompts.at(0).sampling;
     temperature_ = sampling.temperature;
     top_p_ = sampling.top_p;
-    if (store_) conversation_ = request.conversation;
+    if (keep_) input_ = request.conversation;
 }
 
 json::object ResponseReply::response(std::string_view status, const json::object& also) const {
@@ -80,6 +81,15 @@ std::string ResponseReply::opening() {
     emit("response.created", {{"response", response("in_progress", {})}}, out);
     heartbeat(out);
     return out;
+}
+
+HttpReply ResponseReply::prepared() {
+    std::string out = opening();
+    Done done;
+    done.reason = FinishReason::stop_id;
+    done.version = facts_.version;
+    take({0, {.body = done}}, out);
+    return stream_ ? HttpReply{200, std::move(out), "text/event-stream; charset=utf-8"} : finish();
 }
 
 void ResponseReply::heartbeat(std::string& out) {
@@ -214,7 +224,8 @@ bool ResponseReply::take(const Item& item, std::string& out) {
         fail(error_of(item.event), out);
         return true;
     }
-    take_body(item.event.body, out);
+    if (compact_) take_summary(item.event.body, out);
+    else take_body(item.event.body, out);
     return usage_.complete();
 }
 
@@ -243,24 +254,27 @@ void ResponseReply::take_body(const EventBody& body, std::string& out) {
     }
 }
 
+/// It comes whole, as an item that holds it.
+void ResponseReply::take_summary(const EventBody& body, std::string& out) {
+    if (const auto* text = std::get_if<TextDelta>(&body)) text_ += text->text;
+    const auto* done = std::get_if<Done>(&body);
+    if (done == nullptr) return;
+    if (text_.find_first_not_of(" \t\r\n") == std::string::npos)
+        return fail(ApiError(500, "the model wrote no summary; the conversation is as it was"), out);
+    const json::object item = {{"id", random_id("cmp_")}, {"type", "compaction"}, {"encrypted_content", seal(text_)}};
+    for (const char* type : {"response.output_item.added", "response.output_item.done"})
+        emit(type, {{"output_index", 0}, {"item", item}}, out);
+    output_.push_back(item);
+    answer_ends(*done, out);
+}
+
 void ResponseReply::answer_ends(const Done& done, std::string& out) {
     const bool cut = done.reason == FinishReason::length || done.reason == FinishReason::context;
     close(!cut, out);
-    json::object details = usage_.compression();
-    details["cached_tokens"] = usage_.cached();
-    json::object also = {{"usage",
-                          {{"input_tokens", usage_.prompt()},
-                           {"input_tokens_details", std::move(details)},
-                           {"output_tokens", usage_.completion()},
-                           {"output_tokens_details", {{"reasoning_tokens", usage_.reasoning()}}},
-                           {"total_tokens", usage_.prompt() + usage_.completion()}}}};
-    also["weights_version"] = usage_.version();
+    json::object also = {{"usage", usage_.responses()}, {"weights_version", usage_.version()}};
     if (cut) also["incomplete_details"] = {{"reason", "max_output_tokens"}};
     last_ = response(cut ? "incomplete" : "completed", also);
-    if (store_) {
-        for (const json::value& item : output_) conversation_.push_back(item);
-        keep_(facts_.id, conversation_, output_.size());
-    }
+    if (keep_) keep_(last_, input_);
     emit(cut ? "response.incomplete" : "response.completed", {{"response", last_}}, out);
 }
 

@@ -17,13 +17,15 @@ namespace riptide::server {
 /// are no JSON. Not thread-safe.
 class ResponseReply {
   public:
-    /// `keep` is given what later requests may refer to, when the response is complete: the conversation with the
-    /// output, and how many items the output has. It may be empty.
-    using Keep = std::function<void(const std::string& id, const json::array& conversation, std::size_t output_items)>;
+    /// `keep` is given what later requests may refer to: the response when it is complete, and all items before its
+    /// output. It may be empty.
+    using Keep = std::function<void(const json::object& response, const json::array& input)>;
     ResponseReply(ReplyFacts facts, const ResponsesRequest& request, Keep keep);
 
     /// response.created and response.in_progress.
     std::string opening();
+    /// In place of an answer, for a request that does not want one: a complete response without output.
+    HttpReply prepared();
     bool take(const Item& item, std::string& out);
     void heartbeat(std::string& out);
     void abort(const ApiError& error, std::string& out);
@@ -45,6 +47,7 @@ class ResponseReply {
     void close_reasoning(std::string& out);
     void part_event(std::string_view type, std::string_view index_name, json::object fields, std::string& out);
     void take_body(const EventBody& body, std::string& out);
+    void take_summary(const EventBody& body, std::string& out);
     void answer_ends(const Done& done, std::string& out);
     void fail(const ApiError& error, std::string& out);
 
@@ -52,10 +55,10 @@ class ResponseReply {
     json::object echo_;
     std::map<std::string, std::string, std::less<>> namespaces_;
     CustomTools custom_;
-    json::array conversation_;
+    json::array input_;
     Keep keep_;
     json::value temperature_, top_p_;
-    bool stream_, one_tool_call_, summary_, sealed_, store_;
+    bool stream_, one_tool_call_, summary_, sealed_, store_, compact_;
     int64_t sequence_ = 0;
     Kind kind_ = Kind::none;
     bool dropping_ = false;  // inside a call that one_tool_call leaves out

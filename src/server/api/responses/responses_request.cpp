@@ -1,6 +1,7 @@
 #include "server/api/responses/responses_request.h"
 
 #include "base/json.h"
+#include "server/api/responses/responses_compact.h"
 #include "server/api/responses/responses_tools.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@ namespace riptide::server {
 namespace {
 
 constexpr std::string_view kSeal = "riptide:";
+constexpr std::string_view kSummary = "Summary of the conversation so far:\n\n";
 constexpr std::size_t kMostItems = 8192;
 constexpr std::string_view kBefore = "previous_response_id";
 
@@ -37,10 +39,11 @@ std::string reasoning_of(const json::object& item) {
 /// Turns items into messages of a chat.
 class ItemReader {
   public:
-    ItemReader(const ResponseStore* store, const std::string& isolation) : store_(store), isolation_(isolation) {}
+    explicit ItemReader(const Stored* stored) : stored_(stored) {}
 
     /// `where`: its path in the request; kBefore of what is stored.
     void take(const json::value& value, const std::string& where) {
+        if (summary_wanted) refuse(where, "{}: expected nothing behind compaction_trigger", where);
         if (!value.is_object()) refuse(where, "{}: expected an object, found {}", where, kind_of(value));
         where_ = where;
         const json::object& item = value.get_object();
@@ -49,6 +52,8 @@ class ItemReader {
         else if (type == "reasoning") add_reasoning(item);
         else if (type == "function_call" || type == "custom_tool_call") add_call(item, where, type == "function_call");
         else if (type == "function_call_output" || type == "custom_tool_call_output") add_output(item, where);
+        else if (type == "compaction" || type == "compaction_summary") add_summary(item, where);
+        else if (type == "compaction_trigger") ask_for_summary(where);
         else if (type == "item_reference") take(stored(item, where), where);
         // Others (web searches, ...) are the traces of tools that this server does not have.
     }
@@ -64,6 +69,7 @@ class ItemReader {
 
     json::array messages;
     std::vector<MessageOrigin> origins;  // of each message
+    bool summary_wanted = false;
 
   private:
     json::object& turn() {
@@ -116,9 +122,26 @@ class ItemReader {
              {"content", readable ? *output : json::value(json::serialize(*output))}},
             {where, where + ".output", {}});
     }
+    void ask_for_summary(const std::string& where) {
+        finish_turn();
+        put({{"role", "user"}, {"content", kAskForSummary}}, {where, where, {}});
+        summary_wanted = true;
+    }
+    /// What was made of an earlier part of the conversation.
+    void add_summary(const json::object& item, const std::string& where) {
+        const std::string summary = unseal(string_of(item, "encrypted_content"));
+        if (summary.empty())
+            refuse(where + ".encrypted_content",
+                   "{}.encrypted_content: this summary was not written here and cannot be read; send the conversation",
+                   where);
+        finish_turn();
+        said_ = false;
+        put({{"role", "user"}, {"content", std::string(kSummary) + summary}},
+            {where, where + ".encrypted_content", {}});
+    }
     json::value stored(const json::object& item, const std::string& where) const {
         const std::string id = string_of(item, "id");
-        auto found = store_ != nullptr ? store_->item(isolation_, id) : std::nullopt;
+        auto found = stored_ != nullptr ? stored_->item(id) : std::nullopt;
         if (!found && where == kBefore)
             refuse(where, "{}: the item '{}' of it is not there any more: send the whole conversation as input", where,
                    id.substr(0, 80));
@@ -128,8 +151,7 @@ class ItemReader {
         return std::move(*found);
     }
 
-    const ResponseStore* store_;
-    const std::string& isolation_;
+    const Stored* stored_;
     std::string where_;  // of the item that is read
     json::object turn_;
     MessageOrigin turn_origin_;
@@ -186,6 +208,8 @@ void refuse_unsupported_responses(const Fields& fields) {
         refuse("background", "background: answers are not kept for later; ask without, or with \"stream\": true");
     if (fields.find("conversation") != nullptr)
         refuse("conversation", "conversation: not supported; send the items, or previous_response_id");
+    if (fields.find("stream_id") != nullptr)
+        refuse("stream_id", "stream_id: one response at a time on a connection; open another for another stream");
     if (fields.find("response_format") != nullptr)
         refuse("response_format", "response_format: expected text.format, where this API has it");
     if (fields.find("prompt") != nullptr) refuse("prompt", "prompt: there are no stored prompts here");
@@ -207,11 +231,11 @@ struct Items {
     }
 };
 
-Items items_of(const Fields& fields, const ResponseStore* store, const std::string& isolation) {
+Items items_of(const Fields& fields, const Stored* stored, bool may_be_empty) {
     Items out;
     json::array& items = out.all;
     if (const auto id = fields.string("previous_response_id")) {
-        auto before = store != nullptr ? store->conversation(isolation, std::string(*id)) : std::nullopt;
+        auto before = stored != nullptr ? stored->conversation(std::string(*id)) : std::nullopt;
         if (!before)
             throw ApiError(400,
                            fmt::format("previous_response_id: there is no response '{}' (any more): send the whole "
@@ -229,7 +253,7 @@ Items items_of(const Fields& fields, const ResponseStore* store, const std::stri
     } else {
         for (const json::value& item : *fields.array("input")) items.push_back(item);
     }
-    if (items.empty()) refuse("input", "input: expected at least one item");
+    if (items.empty() && !may_be_empty) refuse("input", "input: expected at least one item");
     if (items.size() > kMostItems)
         refuse("input", "input: {} items{}, expected at most {} in all", items.size() - out.stored,
                out.stored > 0 ? fmt::format(" behind the {} of previous_response_id", out.stored) : "", kMostItems);
@@ -270,25 +294,26 @@ void add_reasoning(const Fields& fields, json::object& chat, ResponsesRequest& o
 
 }  // namespace
 
-std::string seal(std::string_view reasoning) { return std::string(kSeal) + std::string(reasoning); }
+std::string seal(std::string_view text) { return std::string(kSeal) + std::string(text); }
 
 std::string unseal(std::string_view sealed) {
     return sealed.starts_with(kSeal) ? std::string(sealed.substr(kSeal.size())) : std::string();
 }
 
-ResponsesRequest parse_responses(json::object body, const RequestDefaults& defaults, const ResponseStore* store,
-                                 const std::string& isolation) {
+ResponsesRequest parse_responses(json::object body, const RequestDefaults& defaults, const Stored* stored) {
     const Fields fields(body);
     ResponsesRequest out;
     refuse_unsupported_responses(fields);
     out.store = fields.boolean("store").value_or(true);
-    Items items = items_of(fields, store, isolation);
-    ItemReader reader(store, isolation);
+    out.generate = fields.boolean("generate").value_or(true);
+    Items items = items_of(fields, stored, !out.generate);
+    ItemReader reader(stored);
     if (const auto text = fields.string("instructions"); text && !text->empty())
         reader.put({{"role", "system"}, {"content", *text}}, {"instructions", "instructions", {}});
     for (std::size_t i = 0; i < items.all.size(); ++i) reader.take(items.all[i], items.path(i));
     reader.finish_turn();
-    out.conversation = std::move(items.all);
+    out.compact = reader.summary_wanted;
+    out.conversation = out.compact ? users_messages(items.all) : std::move(items.all);
     out.origins.messages = std::move(reader.origins);
 
     json::object chat;
