@@ -398,6 +398,7 @@ def text_commands(model):
 
 def serve():
     bad(64, "--port", "serve", "--port", "70000")
+    bad(64, "--keep-alive", "serve", "--keep-alive", "-5")  # help leaves it out, an error does not
     bad(64, "--api-key-file", "serve", "--host", "0.0.0.0")
     bad(64, "--host", "serve", "--host", "nowhere")
     (work / "keys.txt").write_text("# none\n\n")

@@ -211,6 +211,16 @@ std::string explain_extras(const CLI::App& app) {
     return fmt::format("unexpected argument '{}' for riptide {}", word, chosen->get_name());
 }
 
+/// Those that help leaves out, of subcommands too.
+std::vector<CLI::Option*> hidden_flags(CLI::App& app) {
+    std::vector<CLI::Option*> out;
+    for (CLI::Option* option : app.get_options())
+        if (option->get_group().empty()) out.push_back(option);
+    for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; }))
+        for (CLI::Option* option : hidden_flags(*sub)) out.push_back(option);
+    return out;
+}
+
 /// The arguments behind the program's name, with "--option=" as the two words "--option" and "": CLI11 takes the next
 /// argument for the value of an option with nothing behind its "=". Throws Error where nothing is no value.
 std::vector<std::string> split_arguments(const CLI::App& app, int argc, const char* const* argv) {
@@ -247,12 +257,15 @@ std::vector<std::string> split_arguments(const CLI::App& app, int argc, const ch
 
 std::optional<std::string> Command::parse(int argc, const char* const* argv) {
     const CLI::App& app = *impl_->app;
+    const std::vector<CLI::Option*> hidden = hidden_flags(*impl_->app);
+    for (CLI::Option* flag : hidden) flag->group("hidden");  // else an error would not tell its name
     std::vector<std::string> words = split_arguments(app, argc, argv);
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
     try {
         impl_->app->parse(std::move(words));
         return std::nullopt;
     } catch (const CLI::CallForHelp&) {
+        for (CLI::Option* flag : hidden) flag->group("");
         return app.help();  // of the subcommand, if one was chosen
     } catch (const CLI::CallForVersion& e) {
         return e.what() + std::string("\n");
