@@ -430,7 +430,7 @@ def completion():
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     expect(done.stdout.strip() == "--strict-model", f"bash completes a flag: {done.stdout}{done.stderr}")
     for words, expected in [("run --device ''", "auto cpu cuda"), ("run --device = c", "cpu cuda"), ("chat --drafter n", "ngram"),
-                            ("serve --log-format ''", "text json"), ("launch co", "codex"), ("ve", "version")]:
+                            ("serve --log-format ''", "text json"), ("launch co", "codex continue"), ("ve", "version")]:
         script = (f"cd /proc/self/fdinfo; source <({riptide} completion bash); COMP_WORDS=(riptide {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
                   "_riptide; echo ${COMPREPLY[@]}")
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
