@@ -90,7 +90,7 @@ TEST(Json, who_has_gone_does_not_wait_until_a_text_is_parsed) {
     WorkBudget work(WorkBudget::kUnlimited, &gone);
     EXPECT_THROW(parse_json_within("[1]", "it", 1 << 20, &work), WorkStopped);
     gone = false;
-    EXPECT_EQ(parse_json_within("[1]", "it", 1 << 20, &work), json::value({1}));
+    EXPECT_EQ(parse_json_within("[1]", "it", 1 << 20, &work), parse_json("[1]", "it"));
 }
 
 TEST(Json, copies_of_a_shared_value_are_one) {
