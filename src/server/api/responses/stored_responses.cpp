@@ -23,12 +23,12 @@ ApiError no_response(const std::string& id) {
 json::object as_listed(json::object item, const std::string& response, std::size_t index) {
     if (const json::value* id = item.if_contains("id"); id == nullptr || !id->is_string())
         item["id"] = fmt::format("{}_input_{}", response, index);
-    const json::value* content = item.if_contains("content");
-    if (item_type(item) != "message" || content == nullptr) return item;
+    if (item_type(item) != "message" || !item.contains("content")) return item;
     item["type"] = "message";
-    if (!content->is_string()) return item;
+    const json::value content = item.at("content");
+    if (!content.is_string()) return item;
     const char* type = string_of(item, "role") == "assistant" ? "output_text" : "input_text";
-    item["content"] = json::array{{{"type", type}, {"text", *content}}};
+    item["content"] = json::array{json::object{{"type", type}, {"text", content}}};
     return item;
 }
 
