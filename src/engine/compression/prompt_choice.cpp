@@ -1,9 +1,9 @@
 #include "engine/compression/prompt_choice.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <string_view>
-#include <unordered_map>
 
 #include "base/error.h"
 
@@ -139,8 +139,8 @@ std::vector<double> unit_scores(std::span<const TokenRun> units, std::span<const
 
 std::vector<size_t> anchored_units(const PromptText& prompt, std::span<const int32_t> tokens, TokenRun question,
                                    std::span<const TokenRun> units) {
-    std::unordered_map<std::string_view, Hits> places;  // of each of the question's runs
-    std::unordered_map<std::string, Hits> words;
+    std::map<std::string_view, Hits> places;  // of each of the question's runs
+    std::map<std::string, Hits> words;
     for_each_word(prompt.bytes(question), [&](const std::string& word) { words[word]; });
     for (int64_t at = question.begin; at + kAnchor <= question.end; ++at) {
         int spelled = 0;

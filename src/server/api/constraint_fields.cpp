@@ -1,6 +1,7 @@
 #include "server/api/constraint_fields.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "base/json.h"
@@ -33,11 +34,11 @@ constexpr FormField kStructuredForms[] = {
     {"json_object", FormKind::json_object},
 };
 
-/// A value that may be a schema; the engine looks at what is in it.
-const json::value& checked_schema(const json::value& schema, const std::string& where) {
+/// A copy, in memory of its own, of a value that may be a schema; the engine looks at what is in it.
+json::value checked_schema(const json::value& schema, const std::string& where) {
     if (!schema.is_object() && !schema.is_bool())
         refuse(where, "{}: expected an object, true or false, found {}", where, kind_of(schema));
-    return schema;
+    return json::value(schema, json_memory(where, std::numeric_limits<int64_t>::max()));
 }
 
 /// A schema, or the text of one.
@@ -45,7 +46,9 @@ json::value schema_in(const Fields& fields, const char* name) {
     const json::value& given = *fields.find(name);
     if (!given.is_string()) return checked_schema(given, fields.name(name));
     try {
-        return checked_schema(parse_json(given.get_string(), fields.name(name)), fields.name(name));
+        const std::string_view text = given.get_string();
+        return checked_schema(parse_json_within(text, fields.name(name), json_memory_of(text.size())),
+                              fields.name(name));
     } catch (const Error& error) {
         throw ApiError(400, error.what(), fields.name(name));
     }

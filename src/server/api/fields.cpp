@@ -81,10 +81,8 @@ const json::object* Fields::object(std::string_view key) const {
 json::object parse_body(std::string_view body, WorkBudget& work) {
     if (const std::size_t valid = utf8_valid_prefix(body); valid < body.size())
         refuse("", "the body is not valid UTF-8 at byte {}", valid);
-    constexpr int64_t kMemory = int64_t{48} << 20, kMemoryOfByte = 24;
     try {
-        json::value value =
-            parse_json_within(body, "the body", kMemory + kMemoryOfByte * static_cast<int64_t>(body.size()), &work);
+        json::value value = parse_json_within(body, "the body", json_memory_of(body.size()), &work);
         if (!value.is_object()) refuse("", "the body: expected a JSON object, found {}", kind_of(value));
         return std::move(value.get_object());
     } catch (const Error& error) {

@@ -86,7 +86,7 @@ bool holds_object(const json::value& arguments) {
     const std::string_view text = arguments.get_string();
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return true;
     try {
-        return parse_json(text, "arguments").is_object();
+        return parse_json_within(text, "arguments", json_memory_of(text.size())).is_object();
     } catch (const Error&) {
         return false;
     }

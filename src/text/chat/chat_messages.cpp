@@ -4,6 +4,7 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -65,9 +66,9 @@ json::object parse_arguments(const json::value& arguments, const std::string& wh
     RT_CHECK(arguments.is_string(), "{}: expected a string or an object, found {}", where, kind_of(arguments));
     const std::string_view text = arguments.get_string();
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return {};
-    const json::value parsed = parse_json(text, where);
+    json::value parsed = parse_json_within(text, where, json_memory_of(text.size()));
     RT_CHECK(parsed.is_object(), "{}: expected the JSON of an object, found that of {}", where, kind_of(parsed));
-    return parsed.get_object();
+    return std::move(parsed.get_object());
 }
 
 void prepare_tool_calls(json::object& message, std::string_view role, const std::string& where) {

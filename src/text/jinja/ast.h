@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -127,7 +127,7 @@ struct Program {
     std::vector<std::unique_ptr<Expr>> exprs;
     std::vector<std::unique_ptr<Stmt>> stmts;
     std::vector<std::string> symbols;
-    std::unordered_map<std::string, int> symbol_ids;
+    std::map<std::string, int> symbol_ids;
     Body body;
 
     int symbol(const std::string& text) {

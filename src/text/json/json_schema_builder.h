@@ -2,8 +2,8 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
-#include <unordered_set>
 
 #include "text/json/json_grammar.h"
 #include "text/json/json_schema.h"

@@ -8,7 +8,6 @@
 #include <set>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "base/json.h"
@@ -126,13 +125,13 @@ class SchemaCases {
     bool string_valid(std::string_view value, const json::object& schema);
     bool joined_valid(const json::value& value, const json::object& schema, const json::value* at, int depth);
 
-    const std::unordered_set<std::string>& keys_of(const json::value& list);
+    const std::set<std::string>& keys_of(const json::value& list);
     std::string key_of(const json::value& value);
 
     const SchemaDocument& document_;
     const bool lenient_;
     WorkBudget* const budget_;
-    std::unordered_map<const json::value*, std::unordered_set<std::string>> keys_;  // of the values of each enum
+    std::unordered_map<const json::value*, std::set<std::string>> keys_;  // of the values of each enum
     std::unordered_map<const json::value*, std::string> places_;
     std::deque<json::value> made_;
     std::map<std::pair<const void*, std::string>, const json::value*> made_for_;

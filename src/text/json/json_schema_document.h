@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -47,7 +48,7 @@ class SchemaDocument {
     const json::value& root_;
     bool references_stand_alone_ = false;
     std::string base_;                                            // of the root
-    std::unordered_map<std::string, const json::value*> names_;   // addresses of parts
+    std::map<std::string, const json::value*> names_;             // addresses of parts
     std::unordered_map<const json::object*, std::string> bases_;  // of parts with a $ref, if not the root's
 };
 

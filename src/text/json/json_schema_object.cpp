@@ -145,7 +145,7 @@ Expr add_members(Grammar& g, JsonGrammar& json, const std::vector<SchemaMember>&
 
 Expr SchemaBuilder::object(const SchemaCase& one) {
     std::vector<std::string> names;
-    std::unordered_set<std::string> known, needed;
+    std::set<std::string, std::less<>> known, needed;
     const auto add_name = [&](std::string_view name) {
         if (!known.emplace(name).second) return;
         names.emplace_back(name);

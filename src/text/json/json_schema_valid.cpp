@@ -45,7 +45,7 @@ Decimal unit_of(const json::value& number) {
 
 }  // namespace
 
-const std::unordered_set<std::string>& SchemaCases::keys_of(const json::value& list) {
+const std::set<std::string>& SchemaCases::keys_of(const json::value& list) {
     const auto [found, is_new] = keys_.try_emplace(&list);
     if (!is_new) return found->second;
     count(list.get_array().size() / 4);  // before the first of them is kept; they are cheap

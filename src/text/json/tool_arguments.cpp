@@ -71,17 +71,17 @@ ToolSchemas::ToolSchemas(const json::array& tools) {
     }
 }
 
-bool ToolSchemas::offers(std::string_view tool) const { return types_.contains(std::string(tool)); }
+bool ToolSchemas::offers(std::string_view tool) const { return types_.contains(tool); }
 
 bool ToolSchemas::declares(std::string_view tool, std::string_view parameter) const {
-    const auto types = types_.find(std::string(tool));
-    return types != types_.end() && types->second.contains(std::string(parameter));
+    const auto types = types_.find(tool);
+    return types != types_.end() && types->second.contains(parameter);
 }
 
 Type ToolSchemas::type_of(std::string_view tool, std::string_view parameter) const {
-    const auto types = types_.find(std::string(tool));
+    const auto types = types_.find(tool);
     if (types == types_.end()) return Type::any;
-    const auto type = types->second.find(std::string(parameter));
+    const auto type = types->second.find(parameter);
     return type == types->second.end() ? Type::any : type->second;
 }
 

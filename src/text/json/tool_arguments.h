@@ -1,10 +1,10 @@
 // Arguments of a tool call that a model wrote as keys and raw values, turned into JSON as they come.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 
 #include "base/json_fwd.h"
 #include "text/json/json_schema_document.h"
@@ -36,7 +36,8 @@ class ToolSchemas {
     static Type type_of_schema(const SchemaDocument& document, const json::value& schema);
 
   private:
-    std::unordered_map<std::string, std::unordered_map<std::string, Type>> types_;
+    using Types = std::map<std::string, Type, std::less<>>;  // ordered: strangers can choose what std::hash makes of names
+    std::map<std::string, Types, std::less<>> types_;
 };
 
 /// Writes the JSON object of one call in fragments: `{"k": v`, then `, "k": v`, then `}`. The first of several equal
