@@ -39,8 +39,8 @@ def strict(node):
 
 
 class Server:
-    def __init__(self):
-        self.process = subprocess.Popen([str(riptide), "serve", "--port", "0", "--ctx", "2048", "--device", "cpu", "--admin"],
+    def __init__(self, *more):
+        self.process = subprocess.Popen([str(riptide), "serve", *more, "--port", "0", "--device", "cpu", "--admin"],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if line.startswith("ready"):
@@ -49,6 +49,11 @@ class Server:
         self.ended = subprocess.Popen(["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL)  # so that its log has room
         self.api = json.loads(self.ask("GET", "/openapi.json")[1])
         self.schemas = strict(copy.deepcopy(self.api["components"]["schemas"]))
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+        self.ended.wait()
 
     def ask(self, method, path, body=None, headers=None):
         data = json.dumps(body).encode() if body is not None else None
@@ -237,6 +242,29 @@ def errors(server):
     check_reply(server, "/props", headers={"Host": "evil.example"}, status=403)
 
 
+def vectors_and_scores(server):
+    """Of the demo model a refusal; then servers of their own, whose model's weights were drawn."""
+    for path in ("/v1/embeddings", "/v1/rerank"):
+        check_reply(server, path, "post", {"input": "a", "query": "a", "documents": ["b"]}, status=400)
+    folder = str(pathlib.Path(__file__).resolve().parent.parent / "tests/fixtures/qwen3_embed")
+    other = Server(folder)
+    try:
+        for more in ({}, {"encoding_format": "base64"}, {"dimensions": 8}):
+            check_reply(other, "/v1/embeddings", "post", {"input": ["a", "b"]} | more)
+        check_reply(other, "/api/embed", "post", {"input": ["a", "b"]})
+        check_reply(other, "/api/embed", "post", {})
+        check_reply(other, "/api/embeddings", "post", {"prompt": "a"})
+        check_reply(other, "/v1/models")
+        check_reply(other, "/v1/completions", "post", {"prompt": "a"}, status=400)
+    finally:
+        other.stop()
+    other = Server(folder, "--task", "rerank")
+    try:
+        check_reply(other, "/v1/rerank", "post", {"query": "a", "documents": ["b", {"text": "c"}], "return_documents": True})
+    finally:
+        other.stop()
+
+
 def the_judge_can_fail(server):
     good = json.loads(server.ask("GET", "/health")[1])
     expect(not server.problems("Health", good), "what is right passes")
@@ -246,20 +274,18 @@ def the_judge_can_fail(server):
 
 def main():
     jsonschema.Draft202012Validator.check_schema({"type": "object"})
-    server = Server()
+    server = Server("--ctx", "2048")
     try:
         for schema in server.schemas.values():
             jsonschema.Draft202012Validator.check_schema(schema)
-        for part in (the_judge_can_fail, answers, facts, requests_in_progress, errors):
+        for part in (the_judge_can_fail, answers, facts, requests_in_progress, errors, vectors_and_scores):
             try:
                 part(server)
             except Exception as error:
                 failures.append(part.__name__)
                 print(f"FAILED {part.__name__}: {type(error).__name__}: {error}")
     finally:
-        server.process.terminate()
-        server.process.wait()
-        server.ended.wait()
+        server.stop()
     print(f"{checks} checks of replies against the API's schemas, {len(failures)} failed")
     return 1 if failures else 0
 

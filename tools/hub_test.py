@@ -121,8 +121,11 @@ def breaks_and_lies():
 
 def small_files_and_revisions():
     weights, old, new = b"w" * 99, b'{"rope_theta": 10000}', b'{"rope_theta": 50000}'
-    with a_hub({"model.safetensors": weights, "config.json": old}, plain={"config.json"}) as (pull, folder):
+    files = {"model.safetensors": weights, "config.json": old, "1_Pooling/config.json": b"{}", "onnx/config.json": b"{}"}
+    with a_hub(files, plain={"config.json", "1_Pooling/config.json", "onnx/config.json"}) as (pull, folder):
         expect(pull("owner/name:safetensors").returncode == 0, "a folder of safetensors")
+        expect((folder / "1_Pooling/config.json").read_bytes() == b"{}", "with the word on how an embedding model pools")
+        expect(not (folder / "onnx").exists(), "and nothing else of its folders")
         FakeHub.files["main"]["config.json"] = new
         expect(pull("owner/name:safetensors").returncode == 0, "and once more, with another config of the same length")
         expect((folder / "config.json").read_bytes() == new, "small files are checked by git's own names")

@@ -407,10 +407,24 @@ def several_models():
         expect(sorted(p.name for p in (work / "models-cache").iterdir()) == ["one", "two"], "each has a cache of its own")
     finally:
         stop(server)
+    vectors = {"model": str(ROOT / "tests/fixtures/qwen3_embed"), "context": 512}
+    models.write_text(json.dumps({"models": {"embeds": vectors, "ranks": vectors | {"task": "rerank"}}}))
+    port = free_port()
+    server = start_server(port, "--models", str(models))
+    try:
+        made = post(port, "/v1/embeddings", {"model": "embeds", "input": ["a", "b"]})
+        expect([len(each["embedding"]) for each in made["data"]] == [64, 64], "one embeds, as its files say")
+        ranked = post(port, "/v1/rerank", {"model": "ranks", "query": "a", "documents": ["b", "c"]})
+        expect(sorted(each["index"] for each in ranked["results"]) == [0, 1], "one ranks, as the list says")
+        tasks = {m["id"]: m["task"] for m in get(port, "/v1/models")[1]["data"]}
+        expect(tasks == {"embeds": "embed", "ranks": "rerank"}, f"and both are told: {tasks}")
+    finally:
+        stop(server)
     for wrong, said in [({"models": {"m": {"model": "none.gguf"}}}, "models.m.model: none.gguf"),
                         ({"models": {"m": {"model": "one.gguf", "speed": 1}}}, "models.m.speed: unknown key"),
                         ({"models": {"m": {"model": "one.gguf", "context": "4K"}}}, "models.m.context is"),
                         ({"models": {"m": {"model": "one.gguf", "kv": "q3"}}}, "models.m: --kv q3"),
+                        ({"models": {"m": {"model": "one.gguf", "task": "rank"}}}, "models.m.task is 'rank'"),
                         ({"models": {"m": {"model": "one.gguf"}}, "default": "n"}, 'default: "n"'),
                         ({"models": {}}, "models: expected"), ([], "expected an object")]:
         models.write_text(json.dumps(wrong))

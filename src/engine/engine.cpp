@@ -27,7 +27,7 @@ RequestId Engine::Impl::enqueue(std::unique_ptr<Job> job, int64_t submitted_us) 
     if (!failure.empty()) throw Error(failure, ErrorKind::system);
     if (draining || stopping) fail(ErrorKind::unavailable, "the engine takes no more requests: it is being drained");
     const int64_t waiting = loop.waiting, most = machine.options().max_queue, more = job->open;
-    if (waiting + more > most) {
+    if (waiting + more > most && !job->same_call) {
         ++refused;
         const int64_t wait = std::max<int64_t>(1000, retry_after_us);
         throw QueueFull(fmt::format("{} answers wait already, of at most {}; try again in {} s", waiting, most,

@@ -31,9 +31,10 @@ struct Engine::Impl {
           maker(text, machine.options(), machine.model().info(), machine.context_length(), compressor.get()) {
         facts = machine.facts();
         if (compressor) facts.scorer = machine.options().scorer.name;
-        facts.chat = text.chats();
-        facts.no_chat = text.why_no_chats();
-        if (text.chats()) facts.chat_dialect = text.dialect()->name;
+        const bool embeds = facts.model.task == Task::embed;
+        facts.chat = text.chats() && !embeds;
+        facts.no_chat = embeds ? "this is an embedding model, which writes no text" : text.why_no_chats();
+        if (facts.chat) facts.chat_dialect = text.dialect()->name;
         if (text.chat_template() != nullptr) facts.chat_traits = text.chat_template()->traits();
         facts.stop_ids = text.stop_ids();
         facts.makers = text.makers();

@@ -75,6 +75,13 @@ struct Request {
     /// The prompt is read, and nothing follows: the answer is empty, whatever sampling.max_tokens says, so that the
     /// prompt may fill the whole context.
     bool prompt_only = false;
+    /// The same, and what the model puts out behind the last token comes as a RowRead: all of it if the model embeds
+    /// (Task::embed, which takes no other requests), else the logits of `row_columns`, one or more.
+    bool read_row = false;
+    std::vector<int32_t> row_columns;
+    /// One call asked for this and for the request submitted before it: the queue had room for that, so it is not
+    /// refused for want of room.
+    bool same_call = false;
     bool hash_logits = false;  // Done::logits_hash
 };
 
@@ -87,6 +94,10 @@ struct PromptProgress {
 struct PromptScored {
     int64_t begin = 0;
     std::vector<Sampled> tokens;
+};
+/// See Request::read_row.
+struct RowRead {
+    std::vector<float> values;
 };
 /// Tokens of the answer, except the stop id that ends it.
 struct TokensDrawn {
@@ -127,8 +138,8 @@ struct Failed {
     std::string message;
 };
 
-/// For each answer: PromptProgress and PromptScored, then deltas and TokensDrawn, then one Done or Failed.
-using EventBody = std::variant<PromptProgress, PromptScored, TextDelta, ReasoningDelta, ToolCallBegin,
+/// For each answer: PromptProgress and PromptScored, then deltas and TokensDrawn, or RowRead, then one Done or Failed.
+using EventBody = std::variant<PromptProgress, PromptScored, RowRead, TextDelta, ReasoningDelta, ToolCallBegin,
                                ToolCallArguments, ToolCallEnd, TokensDrawn, Done, Failed>;
 struct Event {
     RequestId id = 0;

@@ -36,7 +36,8 @@ class Checkpoint {
     /// The tensor of that name, or nullptr.
     virtual const TensorInfo* find(std::string_view name) const = 0;
     /// GGUF: every key-value, with GGUF's flat names. Safetensors: {"config", "generation_config", "tokenizer",
-    /// "tokenizer_config", "chat_template"} as far as the folder has them (parsed JSON; chat_template a string).
+    /// "tokenizer_config", "chat_template"} as far as the folder has them (parsed JSON; chat_template a string), and of
+    /// sentence-transformers "modules" (an array) and "pooling" (1_Pooling/config.json).
     virtual const json::object& metadata() const = 0;
     /// Throws Error(io) if a mapped file has become shorter since it was opened: what was read from it may be zeros.
     virtual void check_intact() const = 0;

@@ -171,6 +171,11 @@ json::object load_hf_metadata(const std::string& folder) {
     load("generation_config", "generation_config.json", kMaxConfig);
     load("tokenizer", "tokenizer.json", kMaxTokenizer);
     load("tokenizer_config", "tokenizer_config.json", kMaxConfig);
+    load("pooling", "1_Pooling/config.json", kMaxConfig);
+    if (auto modules = read_json_file(folder, "modules.json", kMaxConfig)) {
+        RT_CHECK(modules->is_array(), "{}: is not a JSON array", (fs::path(folder) / "modules.json").string());
+        metadata.emplace("modules", std::move(*modules));
+    }
 
     const std::string jinja = (fs::path(folder) / "chat_template.jinja").string();
     std::optional<std::string> chat_template;

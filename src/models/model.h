@@ -3,12 +3,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "cache/state_spec.h"
 #include "io/checkpoint.h"
+#include "models/task.h"
 #include "ops/batch.h"
 #include "ops/gated_delta.h"
 #include "ops/kv/kv_view.h"
@@ -19,6 +21,7 @@ namespace riptide {
 /// Facts about a loaded model that other layers may show or check.
 struct ModelInfo {
     std::string architecture;  // "laguna", "qwen3"
+    Task task = Task::generate;
     std::string name;          // general.name or the folder
     std::string config;        // all that was read of the checkpoint's config: another config, another text
     int64_t num_hidden_layers = 0;
@@ -85,7 +88,8 @@ class Model {
     virtual Tensor embed(Context& ctx, const Batch& batch) const = 0;
     /// x <- what layer l makes of it, in place. Appends K/V of every row, updates or stashes recurrent state.
     virtual void layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const = 0;
-    /// f32 logits of the wanted rows, [batch.logit_rows.size(), vocab_size], in the arena.
+    /// f32 logits of the wanted rows, [batch.logit_rows.size(), vocab_size], in the arena; of a model that embeds,
+    /// which has no head, the rows that a head would read: [batch.logit_rows.size(), hidden_size].
     virtual Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const = 0;
 
     /// As they lie on the model's device.
@@ -102,6 +106,7 @@ enum class PrefillKind : uint8_t {
 };
 
 struct ModelOptions {
+    std::optional<Task> task = {};  // nothing: what the files say (task_of)
     /// Prompts go through recurrent state in chunks of rows where the GPU can (ops/gated_delta.h): faster, and a row's
     /// bits then depend on where its step begins.
     bool delta_by_chunks = false;

@@ -62,9 +62,11 @@ void Qwen3::layer(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const 
 }
 
 Tensor Qwen3::logits(Context& ctx, const Tensor& x, const Batch& batch) const {
-    if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, info_.vocab_size});
+    const int64_t width = info_.task == Task::embed ? info_.hidden_size : info_.vocab_size;
+    if (batch.logit_rows.empty()) return Tensor(nullptr, DType::f32, {0, width});
     const Tensor last = ops::wanted_rows(ctx, x, batch.logit_rows);
     const ops::Norm norm{norm_, static_cast<float>(config_.rms_norm_eps)};
+    if (info_.task == Task::embed) return ops::rms_norm(ctx, last, norm.weight, norm.eps);
     if (ctx.tap) ctx.observe("norm", -1, ops::rms_norm(ctx, last, norm.weight, norm.eps));
     const Weight* head[] = {&lm_head_};
     return ops::norm_matmul_group(ctx, last, norm, head)[0];               // logits of the wanted rows  [m, V]
@@ -77,8 +79,9 @@ void Qwen3::bind_layer(WeightLoader& bind, int64_t l) {
     const int64_t D = config_.hidden_size, F = config_.intermediate_size, d = config_.head_dim;
     const int64_t H = config_.num_attention_heads, Hkv = config_.num_key_value_heads;
     const auto names = [&](std::string_view gguf, std::string_view hf) {
-        return TensorNames{{fmt::format("blk.{}.{}.weight", l, gguf)},
-                           {fmt::format("model.layers.{}.{}.weight", l, hf)}};
+        return TensorNames{
+            {fmt::format("blk.{}.{}.weight", l, gguf)},
+            {fmt::format("model.layers.{}.{}.weight", l, hf), fmt::format("layers.{}.{}.weight", l, hf)}};
     };
     Layer& w = layers_[static_cast<size_t>(l)];
     w.attn_norm = bind.vector(names("attn_norm", "input_layernorm"), D);
@@ -104,14 +107,17 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
     rope_ = make_rope(config_.rope);
 
     WeightLoader bind(checkpoint, store_);
-    const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
+    info_.task = options.task.value_or(Task::generate);
+    const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight", "embed_tokens.weight"}};
     const TensorNames head = {{"output.weight"}, {"lm_head.weight"}};
     const int64_t V = config_.vocab_size > 0 ? config_.vocab_size : bind.rows_of(embedding), D = config_.hidden_size;
     config_.vocab_size = V;
     embed_tokens_ = bind.matrix(embedding, V, D);
     const bool tied = config_.tie_word_embeddings && !bind.has(head);
-    lm_head_ = tied ? embed_tokens_ : bind.matrix(head, V, D);
-    norm_ = bind.vector({{"output_norm.weight"}, {"model.norm.weight"}}, D);
+    if (info_.task != Task::embed) lm_head_ = tied ? embed_tokens_ : bind.matrix(head, V, D);
+    else
+        for (const char* name : {"output.weight", "lm_head."}) bind.skip(name);
+    norm_ = bind.vector({{"output_norm.weight"}, {"model.norm.weight", "norm.weight"}}, D);
     layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) bind_layer(bind, l);
     specs_.assign(
@@ -144,7 +150,7 @@ void Qwen3::count(const Binder& bind) {
     describe(info_, config_, bind, store_);
     TokenCost cost;
     cost.add_row(embed_tokens_);
-    cost.add(lm_head_);
+    if (info_.task != Task::embed) cost.add(lm_head_);
     cost.add(norm_);
     for (const Layer& w : layers_) {
         for (const Weight* matrix : {&w.wq, &w.wk, &w.wv, &w.wo, &w.w_gate, &w.w_up, &w.w_down}) cost.add(*matrix);

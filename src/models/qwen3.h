@@ -70,7 +70,7 @@ class Qwen3 final : public Model {
     Qwen3Config config_;
     WeightStore store_;
     ops::Rope rope_;
-    Weight embed_tokens_, lm_head_;
+    Weight embed_tokens_, lm_head_;  // of a model that embeds no head
     std::span<const float> norm_;
     std::vector<Layer> layers_;
     std::vector<StateSpec> specs_;

@@ -56,9 +56,14 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptio
                  options.gpu->info().name, options.gpu->info().major, options.gpu->info().minor);
     }
     const std::string name = architecture_of(checkpoint);
+    ModelOptions resolved = options;
+    resolved.task = task_of(checkpoint, options.task);
+    RT_CHECK(resolved.task == Task::generate || name == "qwen3",
+             "{}: --task {} is for models of the architecture qwen3 (Qwen3-Embedding, Qwen3-Reranker), and this is {}",
+             checkpoint.path(), task_name(*resolved.task), printable(name));
     std::vector<std::string> known;
     for (const Architecture& architecture : kArchitectures) {
-        if (name == architecture.name) return architecture.load(checkpoint, options);
+        if (name == architecture.name) return architecture.load(checkpoint, resolved);
         known.push_back(architecture.name);
     }
     fail("{}: the architecture is \"{}\"; supported are {}", checkpoint.path(), printable(name),

@@ -1,6 +1,6 @@
 // Each client asks for tea, runs the tool that the model calls, and gives the result back. Checked: the call and its
 // arguments, an answer in the second turn, and that the second turn finds the first in the cache, by the client's own
-// figures. usage: node clients.mjs http://127.0.0.1:PORT
+// figures. usage: node clients.mjs http://127.0.0.1:PORT http://127.0.0.1:PORT, the second of an embedding model
 import assert from 'node:assert/strict';
 import Anthropic from '@anthropic-ai/sdk';
 import { Ollama } from 'ollama';
@@ -138,6 +138,27 @@ tests['ollama list, show, ps, version, refusals'] = async () => {
   await assert.rejects(ollama.pull({ model: 'x' }), /riptide pull/);
   await assert.rejects(ollama.delete({ model: 'x' }), /riptide rm/);
   await assert.rejects(ollama.chat({ model: 'x', messages: [{ role: 'user', content: 'a', images: ['aGk='] }] }), /text only/);
+};
+
+// Another server, whose model embeds (its weights were drawn).
+const vectors = process.argv[3];
+const length = (vector) => Math.hypot(...vector);
+tests['embeddings: openai'] = async () => {
+  const client = new OpenAI({ baseURL: `${vectors}/v1`, apiKey: 'none', maxRetries: 0 });
+  const asked = { model: 'x', input: ['a text', 'another'] };
+  const coded = await client.embeddings.create(asked);  // the client asks for base64 by itself, and reads it
+  const plain = await client.embeddings.create({ ...asked, encoding_format: 'float' });
+  assert.deepEqual([...coded.data[1].embedding], plain.data[1].embedding.map(Math.fround));
+  assert.ok(coded.data.length === 2 && Math.abs(length(coded.data[0].embedding) - 1) < 1e-5 && coded.usage.prompt_tokens > 2);
+  assert.equal((await client.embeddings.create({ ...asked, dimensions: 16 })).data[0].embedding.length, 16);
+  await assert.rejects(client.embeddings.create({ ...asked, dimensions: 1000 }), /dimensions/);
+};
+tests['embeddings: ollama'] = async () => {
+  const client = new Ollama({ host: vectors });
+  const both = await client.embed({ model: 'x', input: ['a text', 'another'] });
+  assert.ok(both.embeddings.length === 2 && both.prompt_eval_count > 2);
+  assert.deepEqual((await client.embeddings({ model: 'x', prompt: 'another' })).embedding, both.embeddings[1]);
+  assert.deepEqual((await client.show({ model: 'x' })).capabilities, ['embedding']);
 };
 
 /// The whole loop by the AI SDK itself.

@@ -23,16 +23,21 @@ done
 [ "$1" != --fetch ] || exit 0
 riptide=$(realpath "$1")
 work=$(mktemp -d)
-trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'kill "$server" "$vectors" 2>/dev/null; wait "$server" "$vectors" 2>/dev/null; rm -rf "$work"' EXIT
 "$riptide" serve --port 0 --ctx 4096 --device cpu 2>"$work/log" &
 server=$!
-port=
-for _ in $(seq 600); do
-  port=$(sed -n 's|^ready.*http://127.0.0.1:\([0-9]*\)/v1.*|\1|p' "$work/log")
-  [ -n "$port" ] && break
-  sleep 0.1
-done
-[ -n "$port" ] || { cat "$work/log"; exit 1; }
+"$riptide" serve "$here/../fixtures/qwen3_embed" --port 0 --device cpu 2>"$work/vectors.log" &
+vectors=$!
+port_in() {  # of the server that writes this log, once it is ready
+  for _ in $(seq 600); do
+    port=$(sed -n 's|^ready.*http://127.0.0.1:\([0-9]*\)/v1.*|\1|p' "$1")
+    [ -z "$port" ] || { echo "$port"; return; }
+    sleep 0.1
+  done
+  cat "$1" >&2; return 1
+}
+port=$(port_in "$work/log")
+vectors_port=$(port_in "$work/vectors.log")
 cp "$here/clients.mjs" "$here/schemas.mjs" "$work/"
 ln -s "$(realpath "$modules")" "$work/node_modules"
 walks=$(dirname "$riptide")/tests/schema_walks
@@ -41,7 +46,7 @@ for folder in "${RIPTIDE_CONFORMANCE:-}" "$here/../../../shared/conformance" "$(
 done
 schemas=("$folder"/schemas/*.jsonl.gz)
 cd "$work"
-timeout 120 node clients.mjs "http://127.0.0.1:$port"
+timeout 120 node clients.mjs "http://127.0.0.1:$port" "http://127.0.0.1:$vectors_port"
 if [ -x "$walks" ]; then
   node schemas.mjs "$walks" 20
   [ ! -e "${schemas[0]}" ] || node schemas.mjs "$walks" 5 "${schemas[@]}"

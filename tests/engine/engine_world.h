@@ -43,6 +43,7 @@ struct Heard {
     std::vector<std::string> calls, arguments;
     std::vector<PromptProgress> progress;
     std::vector<Sampled> scored;  // of the prompt
+    std::vector<float> row;       // RowRead
     std::optional<Done> done;
     std::optional<Failed> failed;
     int64_t events = 0;
@@ -102,6 +103,10 @@ class Listener {
     static void add(Heard& h, const PromptScored& p) {
         EXPECT_EQ(p.begin, std::ssize(h.scored)) << "tokens of the prompt come in order, each once";
         h.scored.insert(h.scored.end(), p.tokens.begin(), p.tokens.end());
+    }
+    static void add(Heard& h, const RowRead& r) {
+        EXPECT_TRUE(h.row.empty()) << "one row, once";
+        h.row = r.values;
     }
     static void add(Heard& h, const TextDelta& d) { h.text += d.text; }
     static void add(Heard& h, const ReasoningDelta& d) { h.reasoning += d.text; }

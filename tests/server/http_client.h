@@ -192,9 +192,10 @@ inline server::ServerOptions server_options() {
 /// A server in front of an engine with the demo model.
 class ServerTest : public ::testing::Test {
   protected:
-    void start(server::ServerOptions options = server_options(), EngineOptions engine_options = demo_options()) {
+    void start(server::ServerOptions options = server_options(), EngineOptions engine_options = demo_options(),
+               const std::string& model = demo_path()) {
         server.reset();
-        engine = Engine::open(demo_path(), engine_options);
+        engine = Engine::open(model, engine_options);
         server = std::make_unique<server::Server>(std::move(options));
         server->serve(*engine);
     }

@@ -117,6 +117,15 @@ std::string access_line(const server::ServerOptions& options) {
     return options.api_keys.empty() ? "no API key: everybody who reaches the port" : "with an API key";
 }
 
+/// A request that shows what the model does.
+std::pair<const char*, const char*> try_first(const EngineInfo& info) {
+    if (info.model.task == Task::embed) return {"embeddings", R"({"input": "a text"})"};
+    if (info.model.task == Task::rerank)
+        return {"rerank", R"({"query": "capital of China", "documents": ["Beijing", "gravity"]})"};
+    if (info.chat) return {"chat/completions", R"({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]})"};
+    return {"completions", R"({"prompt": "12 plus 30 is", "max_tokens": 16})"};
+}
+
 void announce(const Engine& engine, const server::ServerOptions& options, bool demo, int port, double seconds,
               LogWriter& log) {
     const auto say = [&log]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
@@ -151,15 +160,13 @@ void announce(const Engine& engine, const server::ServerOptions& options, bool d
         describe(settle_sampling(options.defaults.sampling, options.sampling, info.makers)));
     if (const std::string variables = template_defaults(options.defaults, info.makers); !variables.empty())
         say("chat    {} for the template, where a request does not say", variables);
+    if (info.model.task != Task::generate) say("task    {}", task_name(info.model.task));
     if (!info.chat) say("chat    none: {}", info.no_chat);
     say("access  {}", access_line(options));
     say("ready   in {:.1f} s   {}/v1   metrics {}/metrics{}", seconds, url, url,
         options.page ? "   page " + url + "/" : "");
     if (!options.http.unix_socket.empty()) return;
-    const auto [path, body] =
-        info.chat
-            ? std::pair("chat/completions", R"({"messages": [{"role": "user", "content": "What is 12 plus 30?"}]})")
-            : std::pair("completions", R"({"prompt": "12 plus 30 is", "max_tokens": 16})");
+    const auto [path, body] = try_first(info);
     say("try     curl {}/v1/{} -H 'Content-Type: application/json' -d '{}'", url, path, body);
 }
 
@@ -223,6 +230,9 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--alias", o.server.model, "The model's name in the API; left out: the file's");
     cmd.add_option("--models", o.models,
                    "Several models, each loaded when asked for: a folder, or a JSON file (docs/server.md)");
+    cmd.add_option("--task", o.task, "What it is for: generate | embed | rerank; auto: what its files say")
+        ->check(IsMember({"auto", "generate", "embed", "rerank"}))
+        ->capture_default_str();
     cmd.add_option("--models-memory", o.models_memory_mib,
                    "MiB for weights and K/V of all; 0: what the GPU has free, or 3/4 of the machine's")
         ->check(Range(int64_t{0}, int64_t{1} << 32))
@@ -329,8 +339,8 @@ void add_serve(Command& app, Action& action) {
     add_compress_flags(*cmd, options->compress);
     for (const char* flag :
          {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
-          "--min-p", "--chunk", "--draft-tree", "--log-content",             // told by run, ppl, chat
-          "--models-memory", "--keep-alive", "--rows-beside", "--slowdown",  // told by docs/
+          "--min-p", "--chunk", "--draft-tree", "--log-content",                             // told by run, ppl, chat
+          "--models-memory", "--keep-alive", "--rows-beside", "--slowdown", "--log-format",  // told by docs/
           "--management-port", "--management-host", "--agent-port", "--open-metrics"})
         cmd->get_option(flag)->group("");
     cmd->footer(

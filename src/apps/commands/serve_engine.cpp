@@ -32,6 +32,7 @@ namespace {
 EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, int64_t total) {
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
+    out.model.task = task_from_name(o.task);
     out.speculation = speculation_options(o.draft);
     out.compression = compression_options(o.compress);
     out.scorer = open_scorer(o.compress, o.model);
@@ -46,6 +47,7 @@ ServerFlags flags_of(const ServerFlags& o, const ListedModel& model) {
     ServerFlags out = o;
     out.model.model = model.path;
     if (!model.kv.empty()) out.model.kv = model.kv;
+    if (!model.task.empty()) out.task = model.task;
     if (!model.drafter.empty()) out.draft.drafter = model.drafter;
     if (!model.memory_budget.empty()) out.model.memory_budget = model.memory_budget;
     if (model.context > 0) out.model.context = model.context;

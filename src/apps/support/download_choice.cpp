@@ -76,6 +76,7 @@ std::vector<HubFile> of_type(const std::vector<HubFile>& files, const std::strin
 }
 
 bool of_safetensors(const std::string& path) {
+    if (path == "1_Pooling/config.json") return true;  // how an embedding model pools
     return path.find('/') == std::string::npos &&
            (path.ends_with(".safetensors") || path.ends_with(".json") || path.ends_with(".jinja"));
 }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "models/task.h"
 #include "text/utf8.h"
 
 namespace riptide::apps {
@@ -71,8 +72,8 @@ class ListedModelReader {
     ListedModel read(const fs::path& folder, const std::string& hub) const {
         for (const auto& [key, value] : *object_)
             RT_CHECK(kKeys.contains(key), ErrorKind::usage,
-                     "{}.{}: unknown key; expected model, context, kv, kv_tokens, drafter or memory_budget", where_,
-                     std::string_view(key));
+                     "{}.{}: unknown key; expected model, context, kv, kv_tokens, drafter, memory_budget or task",
+                     where_, std::string_view(key));
         ListedModel out;
         out.path = text("model");
         RT_CHECK(!out.path.empty(), ErrorKind::usage, "{}.model: missing; expected a path or a name", where_);
@@ -82,6 +83,9 @@ class ListedModelReader {
         std::error_code ec;
         if (!out.drafter.empty() && fs::exists(folder / out.drafter, ec)) out.drafter = folder / out.drafter;
         out.memory_budget = text("memory_budget");
+        out.task = text("task");
+        RT_CHECK(out.task.empty() || task_from_name(out.task), ErrorKind::usage,
+                 "{}.task is '{}', expected generate, embed or rerank", where_, out.task.substr(0, 40));
         out.context = tokens("context");
         out.kv_tokens = tokens("kv_tokens");
         return out;
@@ -114,8 +118,8 @@ class ListedModelReader {
         return value->get_int64();
     }
 
-    inline static const std::set<std::string_view> kKeys = {"model",     "context", "kv",
-                                                            "kv_tokens", "drafter", "memory_budget"};
+    inline static const std::set<std::string_view> kKeys = {"model",   "context",       "kv",  "kv_tokens",
+                                                            "drafter", "memory_budget", "task"};
     std::string where_;
     const json::object* object_ = nullptr;
 };

@@ -1,6 +1,7 @@
 #include "engine/loop/answer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -121,6 +122,17 @@ void Answer::score(int64_t begin, const Tensor& logits, int64_t first_row, int64
     }
     scored += std::ssize(out.tokens);
     if (!out.tokens.empty()) job_->emit(*this, std::move(out));
+}
+
+void Answer::take_row(std::span<const float> row) {
+    RowRead out;
+    if (job_->row_columns.empty()) out.values.assign(row.begin(), row.end());
+    for (const int32_t column : job_->row_columns) out.values.push_back(row[static_cast<size_t>(column)]);
+    const bool good = std::all_of(out.values.begin(), out.values.end(), [](float v) { return std::isfinite(v); });
+    RT_CHECK(good, "what the model makes of the prompt is no number: its weights or its K/V are damaged");
+    job_->emit(*this, std::move(out));
+    ends = true;
+    reason = FinishReason::length;
 }
 
 bool Answer::take(const Sampled& sampled) {

@@ -43,7 +43,8 @@ struct Job {
     uint64_t cache_session = 0;  // whose prefix the cache keeps; 0: nobody's
     int priority = 1;
     bool side = false, deterministic = false, want_tokens = false, prompt_logprobs = false, prompt_only = false,
-         hash_logits = false;
+         read_row = false, same_call = false, hash_logits = false;
+    std::vector<int32_t> row_columns;
     int64_t submitted_us = 0;
     int64_t deadline_us = std::numeric_limits<int64_t>::max();
     std::optional<std::chrono::milliseconds> deadline;  // as asked
@@ -117,6 +118,9 @@ class Answer {
     int32_t end_of_thinking() const;
     /// Sends what logits [rows, vocab] behind the prompt's tokens from `begin` on say of the tokens that follow them.
     void score(int64_t begin, const Tensor& logits, int64_t first_row, int64_t rows);
+    /// Sends what Request::read_row asks for, of the row behind the prompt, in place of a token: the answer is over.
+    /// Throws Error for a value that is no number.
+    void take_row(std::span<const float> row);
     /// Takes the next token and sends events. True if another is wanted.
     bool take(const Sampled& sampled);
     /// Sends what was held back.

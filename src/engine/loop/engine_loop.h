@@ -156,6 +156,7 @@ class EngineLoop {
     bool device_draws_rows();
     DrawnRows drawn_rows(std::span<const StepItem> items, std::span<const RequestId> ids, bool on_device);
     Sampled draw_row(Answer& answer, const DrawnRows& rows, int64_t row, int64_t position);
+    void take_row(Answer& answer, const DrawnRows& rows, int64_t row);
     void draw_drafted(Answer& answer, const StepItem& item, const DrawnRows& rows, int64_t row);
     void make_speculator();
     bool reads_layers() const { return speculator_ && !speculator_->drafter().capture_layers().empty(); }

@@ -324,6 +324,10 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
         }
         Sampled sampled;
         try {
+            if (answer.job().read_row) {
+                take_row(answer, drawn, row - 1);
+                continue;
+            }
             sampled = draw_row(answer, drawn, row - 1, end);
         } catch (const GrammarError& error) {  // the model is as it should be
             fail(answer, error.kind(), error.what());
@@ -336,6 +340,14 @@ void EngineLoop::draw_all(std::span<const StepItem> items, std::span<const Reque
         take(answer, sampled);
         conclude(answer, sampled.token);
     }
+}
+
+/// In place of a draw: what the model put out is the answer.
+void EngineLoop::take_row(Answer& answer, const DrawnRows& rows, int64_t row) {
+    answer.first_us = now_us();
+    answer.take_row({rows.logits.row(row), static_cast<size_t>(rows.logits.row_elements())});
+    if (answer.job().sink_failed) cancel(answer.job());
+    conclude(answer, -1);
 }
 
 /// True if another token is wanted.

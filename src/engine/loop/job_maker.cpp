@@ -33,13 +33,28 @@ JobMaker::JobMaker(const ModelText& text, const EngineOptions& options, const Mo
                    Compressor* compressor)
     : text_(text),
       options_(options),
+      task_(model.task),
       vocab_(model.vocab_size),
       positions_(model.max_position_embeddings),
       context_(context_length),
       compressor_(compressor),
       secret_(random_number()) {}
 
+/// A model that embeds has no logits to draw from, and one that writes text no state to show.
+void JobMaker::check_task(const Request& request) const {
+    if (task_ == Task::embed)
+        RT_CHECK(request.read_row && request.row_columns.empty() && !request.prompt_logprobs, ErrorKind::usage,
+                 "this is an embedding model, which writes no text: ask /v1/embeddings");
+    if (task_ == Task::embed || !request.read_row) return;
+    RT_CHECK(!request.row_columns.empty(), ErrorKind::usage,
+             "this model writes text and makes no embeddings: serve an embedding model such as Qwen3-Embedding");
+    for (const int32_t column : request.row_columns)
+        RT_CHECK(column >= 0 && column < vocab_, ErrorKind::usage, "a logit of token {}, expected 0 to {}", column,
+                 vocab_ - 1);
+}
+
 void JobMaker::check(const Request& request) const {
+    check_task(request);
     RT_CHECK(request.n >= 1 && request.n <= kMostAnswers, "n is {}, expected 1 to {}", request.n, kMostAnswers);
     RT_CHECK(request.priority >= 0 && request.priority <= 2, "priority is {}, expected 0 to 2", request.priority);
     RT_CHECK(!request.deadline || request.deadline->count() > 0, "deadline is {} ms, expected more than 0",
@@ -65,10 +80,14 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* 
     job->plan = plan(request, *job);
     job->show_kept = request.compression.show;
     job->prompt.rendered.reset();
+    job->read_row = request.read_row;
+    job->row_columns = std::move(request.row_columns);
+    job->same_call = request.same_call;
+    job->prompt_only = request.prompt_only || request.read_row;
     const int64_t size = job->plan ? job->plan->most_kept() : std::ssize(job->prompt.tokens);
-    if (size + (request.prompt_only ? 0 : 1) > context_)
+    if (size + (job->prompt_only ? 0 : 1) > context_)
         throw PromptTooLong(fmt::format("the prompt has {} tokens, and the context holds {}{}", size, context_,
-                                        request.prompt_only ? "" : ": no room for an answer"),
+                                        job->prompt_only ? "" : ": no room for an answer"),
                             size, context_);
     job->sampling = std::move(request.sampling);
     job->stop_ids = job->sampling.stop_ids;
@@ -79,7 +98,6 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* 
     job->side = request.side;
     job->want_tokens = request.want_tokens;
     job->prompt_logprobs = request.prompt_logprobs;
-    job->prompt_only = request.prompt_only;
     job->hash_logits = request.hash_logits;
     job->deadline = request.deadline;
     job->salt.prompt = text_.fingerprint();
@@ -109,7 +127,8 @@ std::shared_ptr<CompressionPlan> JobMaker::plan(const Request& request, const Jo
              "compress: log-probabilities of a prompt need all of it");
     const CompressionOptions options = request.compression.over(options_.compression);
     check_compression(options, "compress.");
-    if (compressor_ == nullptr || options.mode == CompressMode::off || request.prompt_logprobs) return nullptr;
+    if (compressor_ == nullptr || options.mode == CompressMode::off || request.prompt_logprobs || request.read_row)
+        return nullptr;
     const bool exact = job.deterministic || std::holds_alternative<TokenPrompt>(request.prompt);
     if (options.mode == CompressMode::automatic && (exact || std::ssize(job.prompt.tokens) <= options.above))
         return nullptr;

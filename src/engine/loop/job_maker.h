@@ -30,10 +30,12 @@ class JobMaker {
   private:
     std::shared_ptr<CompressionPlan> plan(const Request& request, const Job& job) const;
     void check(const Request& request) const;
+    void check_task(const Request& request) const;
     void check_tokens(const Job& job) const;
 
     const ModelText& text_;
     const EngineOptions& options_;
+    Task task_;
     int64_t vocab_, positions_, context_;
     Compressor* compressor_;
     uint64_t secret_;

@@ -91,6 +91,8 @@ void Machine::open() {
         return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - epoch).count();
     };
     info_ = model_->info();
+    RT_CHECK(info_.task != Task::embed || (!options_.speculation.on() && !options_.one_launch), ErrorKind::usage,
+             "an embedding model writes no text: --drafter and --decode persistent are not for it");
     fit_to_model(options_, *model_);
     if (options_.max_running == 0 && !gpu_) options_.max_running = kCpuRunning;
     if (options_.prefill_rows_beside == 0) options_.prefill_rows_beside = gpu_ ? kGpuBeside : kCpuBeside;
@@ -344,6 +346,7 @@ void Machine::check_same_model(const Checkpoint& checkpoint, const Model& model)
     };
     const ModelInfo& info = model.info();
     same("the architecture", info.architecture, info_.architecture);
+    same("the task", task_name(info.task), task_name(info_.task));
     same("the number of layers", info.num_hidden_layers, info_.num_hidden_layers);
     same("hidden_size", info.hidden_size, info_.hidden_size);
     same("vocab_size", info.vocab_size, info_.vocab_size);

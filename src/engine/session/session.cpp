@@ -28,7 +28,11 @@ std::unique_ptr<Session> Session::open(const std::string& path, const SessionOpt
 }
 
 Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& options)
-    : machine_(std::move(checkpoint), alone(options)), sequence_(machine_.cache()) {}
+    : machine_(std::move(checkpoint), alone(options)), sequence_(machine_.cache()) {
+    RT_CHECK(model().info().task != Task::embed, ErrorKind::usage,
+             "{}: this is an embedding model, which writes no text: riptide serve has /v1/embeddings for it",
+             machine_.checkpoint()->path());
+}
 
 void Session::clear() {
     sequence_.truncate(0);

@@ -49,6 +49,9 @@ std::optional<EarlyStream> early_stream(Route route, json::object& body, const R
                                         const ResponseStore& store, const std::string& isolation,
                                         const std::string& model);
 
+/// What a route with a body answers by means of a model; `query` as in HttpRequest.
+Outcome answer(const ApiContext& ctx, Route route, json::object body, std::string_view query);
+
 // All throw ApiError, or Error as Engine::submit does.
 Outcome post_chat(const ApiContext& ctx, json::object body);
 Outcome post_completion(const ApiContext& ctx, json::object body);
@@ -86,6 +89,11 @@ HttpReply get_version();
 HttpReply get_server_info(const ModelStatus& model);
 /// `all`: of the engines together.
 HttpReply get_loads(const EngineFacts& all);
+/// Of a model that embeds, and of a reranker; of others ApiError(400) that says what to serve.
+Outcome post_embeddings(const ApiContext& ctx, const json::object& body);
+Outcome post_rerank(const ApiContext& ctx, const json::object& body);
+Outcome post_ollama_embed(const ApiContext& ctx, const json::object& body);
+Outcome post_ollama_embeddings(const ApiContext& ctx, const json::object& body);
 Outcome post_ollama_chat(const ApiContext& ctx, const json::object& body);
 Outcome post_ollama_generate(const ApiContext& ctx, const json::object& body);
 HttpReply get_ollama_tags(const std::vector<ModelStatus>& models);

@@ -38,6 +38,7 @@ json::object model_entry(const ModelStatus& status) {
     const EngineInfo& info = *status.info;
     out["context_length"] = info.context_length;
     out["max_model_len"] = info.context_length;
+    out["task"] = task_name(info.model.task);
     out["meta"] = {{"architecture", info.model.architecture},
                    {"n_ctx", info.context_length},
                    {"n_ctx_train", info.model.max_position_embeddings},

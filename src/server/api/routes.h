@@ -25,6 +25,8 @@ enum class Route {
     abort_request,
     chat,
     completions,
+    embeddings,
+    rerank,
     render_chat,
     render_completion,
     responses,
@@ -40,6 +42,8 @@ enum class Route {
     count_tokens,
     ollama_chat,  // from here on Ollama's
     ollama_generate,
+    ollama_embed,
+    ollama_embeddings,
     ollama_tags,
     ollama_ps,
     ollama_show,

@@ -20,6 +20,7 @@ int64_t payload_bytes(const Event& event) {
     if (const auto* thought = std::get_if<ReasoningDelta>(&event.body)) return std::ssize(thought->text);
     if (const auto* part = std::get_if<ToolCallArguments>(&event.body)) return std::ssize(part->json_fragment);
     if (const auto* drawn = std::get_if<TokensDrawn>(&event.body)) return bytes_of_tokens(drawn->tokens);
+    if (const auto* row = std::get_if<RowRead>(&event.body)) return std::ssize(row->values) * int64_t{sizeof(float)};
     if (const auto* scored = std::get_if<PromptScored>(&event.body)) return bytes_of_tokens(scored->tokens);
     return 0;
 }

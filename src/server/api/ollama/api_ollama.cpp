@@ -42,6 +42,7 @@ json::object listed(const ModelStatus& status) {
 }
 
 json::array capabilities_of(const EngineInfo& info) {
+    if (info.model.task == Task::embed) return {"embedding"};
     json::array out = {"completion"};
     if (info.chat && info.chat_traits.tools) out.emplace_back("tools");
     if (info.chat && info.chat_traits.thinking) out.emplace_back("thinking");
@@ -96,7 +97,6 @@ HttpReply post_ollama_show(const ApiContext& ctx, const json::object& body) {
 HttpReply get_ollama_version() { return ollama_answer({{"version", kOllamaApi}}); }
 
 void refuse_ollama(std::string_view path) {
-    if (path.starts_with("/api/embed")) throw ApiError(400, "this model makes no embeddings: it writes text");
     if (path == "/api/delete") throw ApiError(403, "clients cannot remove models here: use riptide rm NAME");
     if (path == "/api/pull") throw ApiError(403, "clients cannot fetch models here: use riptide pull NAME");
     throw ApiError(403, fmt::format("there is no {} here: riptide pull and riptide rm are what changes the models of "
