@@ -179,6 +179,7 @@ TypedLine LineEditor::read(const std::string& prompt) {
     impl_->prompt = prompt;
     impl_->interrupted = false;
     el_resize(impl_->edit);
+    el_set(impl_->edit, EL_PREP_TERM, 1);  // libedit would do so behind its prompt, and lose a Ctrl-D that is faster
     send_mode(kPasteOn);
     int length = 0;
     const char* line = el_gets(impl_->edit, &length);
