@@ -36,27 +36,36 @@ void Laguna::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
                                  .k_norm = {w.k_norm, eps},
                                  .rope = config_.is_sliding[i] ? &rope_sliding_ : &rope_full_,
                                  .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)))};
-    const Tensor y =                                                       // o = softmax(q K^T / sqrt d) V * softplus(g)
-        ops::gated_attention_add(ctx, in, kv, batch, w.wo, x);             // y = Wo o; x <- x + y  [n, D]
+    const ops::MoeLayer next = moe_layer(l);
+    const Tensor y = ops::gated_attention_add(                             // o = softmax(q K^T / sqrt d) V * softplus(g)
+        ctx, in, kv, batch, w.wo, x, config_.is_sparse[i] ? &next : nullptr);  // y = Wo o; x <- x + y  [n, D]
     ctx.observe("attn_out", static_cast<int>(l), y);
+}
+
+ops::MoeLayer Laguna::moe_layer(int64_t l) const {
+    const Layer& w = layers_[static_cast<size_t>(l)];
+    return {.norm = {w.ffn_norm, static_cast<float>(config_.rms_norm_eps)},               // h = RMSNorm(x)
+            .router = {&w.router, w.router_bias, config_.num_experts_per_tok,             // s = sigmoid(Wr h); the
+                       static_cast<float>(config_.moe_routed_scaling_factor),             // top k of s + bias;
+                       config_.norm_topk_prob},                            // r_e = scale * s_e / (sum of the k s)
+            .experts = &w.experts,
+            .shared = {&w.w_gate, &w.w_up, &w.w_down}};
 }
 
 void Laguna::feed_forward(Context& ctx, int64_t l, Tensor& x) const {
     const auto i = static_cast<size_t>(l);
     const Layer& w = layers_[i];
-    const ops::Norm norm{w.ffn_norm, static_cast<float>(config_.rms_norm_eps)};
 
     Tensor y;                                                              // F(h) = Wd (silu(Wg h) * Wu h)
     if (config_.is_sparse[i]) {
-        const ops::Router router{&w.router, w.router_bias, config_.num_experts_per_tok,   // s = sigmoid(Wr h); the
-                                 static_cast<float>(config_.moe_routed_scaling_factor),   // top k of s + bias;
-                                 config_.norm_topk_prob};                  // r_e = scale * s_e / (sum of the k s)
+        const ops::MoeLayer s = moe_layer(l);
         const ops::MoeResult moe =                                         // y = sum_e r_e F_e(h) + F_shared(h);
-            ops::moe_add(ctx, x, norm, router, w.experts, {&w.w_gate, &w.w_up, &w.w_down});     // x <- x + y
+            ops::moe_add(ctx, x, s.norm, s.router, *s.experts, s.shared);  // x <- x + y
         ctx.observe("router_logits", static_cast<int>(l), moe.logits);
         ctx.observe("router_experts", static_cast<int>(l), moe.routing.experts);
         y = moe.y;
     } else {
+        const ops::Norm norm{w.ffn_norm, static_cast<float>(config_.rms_norm_eps)};
         y = ops::swiglu_ffn_add(ctx, x, norm, w.w_gate, w.w_up, w.w_down);  // y = F(h); x <- x + y
     }
     ctx.observe("ffn_out", static_cast<int>(l), y);

@@ -46,6 +46,7 @@ class Laguna final : public Model {
     void count(const Binder& bind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.
     void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;
+    ops::MoeLayer moe_layer(int64_t l) const;
     void feed_forward(Context& ctx, int64_t l, Tensor& x) const;
 
     LagunaConfig config_;

@@ -72,7 +72,8 @@ void add_row(float* x, const float* y, int64_t n) {
 void add(Context& ctx, Tensor& x, const Tensor& y) {
     require_f32(x);
     require_f32(y);
-    RT_ASSERT(same_shape(x, y));
+    RT_ASSERT(same_shape(x, y) && !x.routed.words);
+    x.routed = {};
     if (ctx.gpu != nullptr) return cuda::add(ctx, x, y);
     float* a = x.row(0);
     const float* b = y.row(0);

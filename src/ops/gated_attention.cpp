@@ -4,6 +4,7 @@
 #include "ops/cuda/backend.h"
 #include "ops/elementwise.h"
 #include "ops/kv/kv_append.h"
+#include "ops/moe.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
 
@@ -64,8 +65,8 @@ Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& v
 }
 
 Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
-                           const Weight& wo, Tensor& x) {
-    if (ctx.gpu != nullptr) return matmul_add(ctx, wo, gated_attention(ctx, in, view, batch), x);
+                           const Weight& wo, Tensor& x, const MoeLayer* next) {
+    if (ctx.gpu != nullptr) return matmul_add(ctx, wo, gated_attention(ctx, in, view, batch), x, next);
     announce_attention(ctx, "gated_attention", in, view);
     const int64_t n = in.q.rows(), cols = in.q.row_elements();
     std::byte* int8 = nullptr;
@@ -73,7 +74,8 @@ Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView&
         int8 = static_cast<std::byte*>(ctx.arena->allocate(n * Int8Row::bytes(cols)));
     const Tensor o = append_and_attend(ctx, in, view, batch, int8);
     const Weight* const only = &wo;
-    announce(ctx, "matmul_add", n, {&only, 1});
+    announce(ctx, "matmul_add", n, {&only, 1}, next);
+    x.routed = note_of(wo, next);
     return matmul_add(ctx, wo, o, int8, x);
 }
 

@@ -32,8 +32,8 @@ Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& vie
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 
 /// y = Wo o with o = gated_attention(in); x += y; returns y f32 [n, wo.rows]. The same bits as the two ops. On the CPU
-/// o is quantised and x added to by the threads that made the values.
+/// o is quantised and x added to by the threads that made the values. next: as in matmul_add.
 Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
-                           const Weight& wo, Tensor& x);
+                           const Weight& wo, Tensor& x, const MoeLayer* next = nullptr);
 
 }  // namespace riptide::ops

@@ -6,6 +6,7 @@
 #include "ops/cpu/parallel.h"
 #include "ops/cuda/backend.h"
 #include "ops/elementwise.h"
+#include "ops/moe.h"
 #include "ops/norm.h"
 #include "ops/op_cost.h"
 #include "quant/planes.h"
@@ -161,12 +162,14 @@ std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm&
     return cuda::norm_matmul_group(ctx, x, norm, weights);
 }
 
-Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual) {
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual, const MoeLayer* next) {
     check_weight(w, x.shape[1]);
     RT_ASSERT(residual.rows() == x.rows() && residual.shape[1] == w.rows && residual.data != x.data);
     const Weight* const only = &w;
-    announce(ctx, "matmul_add", x.rows(), {&only, 1});
-    if (ctx.gpu != nullptr) return cuda::matmul_add(ctx, w, x, residual);
+    announce(ctx, "matmul_add", x.rows(), {&only, 1}, next);
+    RT_ASSERT(!residual.routed.words);
+    residual.routed = note_of(w, next);
+    if (ctx.gpu != nullptr) return cuda::matmul_add(ctx, w, x, residual, next);
     return matmul_add(ctx, w, x, nullptr, residual);
 }
 
@@ -185,6 +188,8 @@ Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w
                       const Weight& w_down) {
     const Weight* const weights[] = {&w_gate, &w_up, &w_down};
     announce(ctx, "swiglu_ffn_add", x.rows(), weights);
+    RT_ASSERT(!x.routed.words);
+    x.routed = {};
     if (ctx.gpu != nullptr) return cuda::swiglu_ffn_add(ctx, x, norm, w_gate, w_up, w_down);
     const Tensor y = swiglu_ffn(ctx, rms_norm(ctx, x, norm.weight, norm.eps), w_gate, w_up, w_down);
     add(ctx, x, y);

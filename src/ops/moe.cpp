@@ -302,8 +302,14 @@ void reroute(Context& ctx, const Tensor& logits, const Router& router, Routing& 
 
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared) {
-    announce_experts(ctx, "moe_add", x.rows(), router, weights, shared);
-    if (ctx.gpu != nullptr) return cuda::moe_add(ctx, x, norm, router, weights, shared);
+    RT_ASSERT(x.routed.router == nullptr || x.routed.router == router.w);
+    announce_experts(ctx, "moe_add", x.rows(), router, weights, shared, x.routed.product);
+    if (ctx.gpu != nullptr) {
+        MoeResult result = cuda::moe_add(ctx, x, norm, router, weights, shared);
+        x.routed = {};
+        return result;
+    }
+    x.routed = {};
     const Tensor h = rms_norm(ctx, x, norm.weight, norm.eps);
     MoeResult result;
     const int64_t n = x.rows(), pairs = n * (router.top_k + (shared.gate != nullptr ? 1 : 0));

@@ -26,8 +26,8 @@ Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float>
                       bool normalize);
 
 /// p = softmax(logits); the top_k experts with the largest logits, ties to the lower index; weight = p divided by the
-/// sum over the top_k, so that with m the largest logit weight_j = exp(l_j - m) / sum over k of exp(l_k - m). All else as
-/// route_sigmoid. Source: transformers, Qwen3_5MoeTopKRouter.
+/// sum over the top_k, so that with m the largest logit weight_j = exp(l_j - m) / sum over k of exp(l_k - m). All else
+/// as route_sigmoid. Source: transformers, Qwen3_5MoeTopKRouter.
 Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k);
 
 /// One Weight for each expert: gate, up [ffn, hidden], down [hidden, ffn].
@@ -63,6 +63,19 @@ struct Router {
     bool normalize = true;
 };
 
+/// A sparse layer as the product before it is told of it (matmul_add).
+struct MoeLayer {
+    Norm norm;
+    Router router;
+    const ExpertWeights* experts = nullptr;
+    SharedExpert shared = {};
+};
+
+/// That `product` was told of `next`, or of none.
+inline RouterNote note_of(const Weight& product, const MoeLayer* next) {
+    return next == nullptr ? RouterNote{} : RouterNote{next->router.w, &product};
+}
+
 struct MoeResult {
     Tensor y;       // f32 [n, d]
     Tensor logits;  // f32 [n, E], of the router
@@ -71,10 +84,13 @@ struct MoeResult {
 
 /// A whole sparse feed-forward layer: h = RMSNorm(x); logits = W_router h; routing = route_sigmoid(logits);
 /// y = moe_swiglu(h, routing) with the shared expert; x += y. x: f32 [n, d].
-/// The same bits as rms_norm, matmul, route_sigmoid, moe_swiglu and add. Only the logits of a GPU's prefill family are
-/// not those of matmul, which rounds to bf16 there (a rounded logit may choose another expert): they are as exact as
-/// f32 sums of f32 products, off by at most d 2^-24 sum |W h|; all that follows has the bits that the ops make of these
-/// logits. On a GPU: three kernels (decode, one row; several rows that share their experts' reads: up to six).
+/// The same bits as rms_norm, matmul, route_sigmoid, moe_swiglu and add. Only the logits of a GPU are not those of
+/// matmul in the prefill family, which rounds to bf16 there (a rounded logit may choose another expert), and in the
+/// decode family for a bf16 router of 256 experts in Q4_K over 2,048 columns (ops/cuda/linear/shared/router_words.h:
+/// NaN if 16 columns add up to 2^20 and more before RMSNorm's 1 / rms): they are as exact as f32 sums of f32 products,
+/// off by at most d 2^-24 sum |W h| + 2^-22 / rms; all that follows has the bits that the ops make of these logits. On
+/// a GPU: three kernels (decode, one row; two behind a matmul_add that knew of the layer; several rows that share their
+/// experts' reads: up to six).
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared = {});
 

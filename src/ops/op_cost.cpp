@@ -16,9 +16,10 @@ void add_product(OpCost& cost, const Weight& w, double n, double copies = 1, dou
 
 }  // namespace
 
-void announce(Context& ctx, std::string_view name, int64_t n, std::span<const Weight* const> weights) {
+void announce(Context& ctx, std::string_view name, int64_t n, std::span<const Weight* const> weights,
+              const MoeLayer* next) {
     if (!ctx.on_op) return;
-    OpCost cost{.name = name, .rows = n, .weights = weights};
+    OpCost cost{.name = name, .rows = n, .weights = weights, .next = next};
     int64_t rows = 0;
     for (const Weight* w : weights) {
         add_product(cost, *w, static_cast<double>(n));
@@ -79,8 +80,11 @@ OpCost experts_cost(std::string_view name, int64_t n, const Router& router, cons
 }
 
 void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
-                      const ExpertWeights& weights, const SharedExpert& shared) {
-    if (ctx.on_op) ctx.on_op(experts_cost(name, n, router, weights, shared));
+                      const ExpertWeights& weights, const SharedExpert& shared, const Weight* product) {
+    if (!ctx.on_op) return;
+    OpCost cost = experts_cost(name, n, router, weights, shared);
+    cost.product = product;
+    ctx.on_op(cost);
 }
 
 }  // namespace riptide::ops

@@ -21,6 +21,7 @@ struct AttentionInput;
 struct Router;
 struct ExpertWeights;
 struct SharedExpert;
+struct MoeLayer;
 class PersistentDecode;
 }  // namespace ops
 
@@ -63,6 +64,8 @@ struct OpCost {
     const ops::Router* router = nullptr;
     const ops::ExpertWeights* experts = nullptr;
     const ops::SharedExpert* shared = nullptr;
+    const ops::MoeLayer* next = nullptr;  // that reads the product's sum
+    const Weight* product = nullptr;      // that made what a sparse layer reads, and knew of it
 };
 
 /// The device (a GPU, or the CPU if `gpu` is null), its threads, the arena for temporaries, and an optional tap. Passed

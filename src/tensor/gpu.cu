@@ -110,6 +110,7 @@ struct Gpu::Impl {
     GpuOptions options;
     cudaStream_t stream = nullptr;
     int32_t* counters = nullptr;
+    uint64_t* sums = nullptr;
     int64_t allocated = 0;
     int64_t peak = 0;
 };
@@ -150,11 +151,14 @@ std::unique_ptr<Gpu> Gpu::open(const GpuOptions& options) {
     RT_CUDA(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));
     g.counters = static_cast<int32_t*>(gpu->allocate(kCounters * sizeof(int32_t), "counters"));
     gpu->fill(g.counters, 0, kCounters * sizeof(int32_t));
+    g.sums = static_cast<uint64_t*>(gpu->allocate(kSums * sizeof(uint64_t), "sums"));
+    gpu->fill(g.sums, 0, kSums * sizeof(uint64_t));
     return gpu;
 }
 
 Gpu::~Gpu() {
     if (impl_->counters != nullptr) cudaFree(impl_->counters);
+    if (impl_->sums != nullptr) cudaFree(impl_->sums);
     if (impl_->stream != nullptr) cudaStreamDestroy(impl_->stream);
 }
 
@@ -167,6 +171,7 @@ bool Gpu::hopper() const { return impl_->info.major == 9 && !impl_->options.port
 int64_t Gpu::allocated() const { return impl_->allocated; }
 int64_t Gpu::peak_allocated() const { return impl_->peak; }
 int32_t* Gpu::counters() const { return impl_->counters; }
+uint64_t* Gpu::sums() const { return impl_->sums; }
 
 int64_t Gpu::available() const {
     size_t free = 0, total = 0;

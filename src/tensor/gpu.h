@@ -81,6 +81,12 @@ class Gpu {
     /// Kernels of one stream may all use the same ones.
     int32_t* counters() const;
     static constexpr int kCounters = 4096;
+    /// kSums 64-bit words in device memory that kernels add to for a later one to read, all zero before the first of
+    /// them and again behind the kernel that follows the reader. sums_open: one that adds has been launched or
+    /// recorded, and not yet the one that zeroes; who finds it so has a step before it that failed, and zeroes them.
+    uint64_t* sums() const;
+    bool sums_open = false;
+    static constexpr int kSums = 4096;
 
     /// Told the name of each kernel of Riptide before it is launched or recorded: "kv_append_kernel". For measuring.
     std::function<void(const std::string& kernel)> on_launch = {};

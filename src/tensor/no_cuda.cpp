@@ -40,6 +40,7 @@ void Gpu::fill(void*, int, int64_t) { no_cuda(); }
 void Gpu::synchronize() { no_cuda(); }
 void Gpu::check() { no_cuda(); }
 int32_t* Gpu::counters() const { no_cuda(); }
+uint64_t* Gpu::sums() const { no_cuda(); }
 
 PinnedMemory::PinnedMemory(Gpu&, int64_t) { no_cuda(); }
 PinnedMemory::~PinnedMemory() = default;

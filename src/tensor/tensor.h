@@ -10,6 +10,16 @@
 
 namespace riptide {
 
+struct Weight;
+
+/// What a product was told about who reads its sum next (ops/matmul.h, matmul_add): the router, the product's weight,
+/// and whether the words of that router were left on the device.
+struct RouterNote {
+    const Weight* router = nullptr;
+    const Weight* product = nullptr;
+    bool words = false;
+};
+
 /// A row-major view of up to four dimensions. `row_stride` counts elements between consecutive entries of dimension 0;
 /// the inner dimensions are contiguous.
 struct Tensor {
@@ -21,6 +31,8 @@ struct Tensor {
     /// On a GPU, for f32 [n, d]: the same rows as int8 with a scale for each 32 values (quant/act_rows.h), if the kernel
     /// that made the tensor made them too. Views keep it.
     const void* int8 = nullptr;
+    /// Of a residual stream, as long as nothing else is added to it.
+    RouterNote routed;
 
     Tensor() = default;
     Tensor(void* data_, DType dtype_, std::initializer_list<int64_t> shape_) : data(data_), dtype(dtype_) {

@@ -95,6 +95,56 @@ TEST(PlanMoe, what_is_chosen_fits_however_little_shared_memory_there_is) {
         }
 }
 
+/// Words are left for one row of layers whose experts choose from words, and taken wherever they are left.
+TEST(PlanMoe, words_of_a_router_are_left_for_whom_takes_them) {
+    SparseWorld fit(DType::planes_q4_k, DType::planes_q6_k), other(DType::planes_q5_k, DType::planes_q4_k);
+    const Weight o = plan_weight(DType::planes_q4_k, kSparseHidden, 8192);
+    const Weight* const product = &o;
+    for (const NamedChip& chip : kNamedChips)
+        for (const int64_t rows : kPlanRows) {
+            const bool fits = fit.choose(chip.chip, rows).up == moe::Experts::q4k_row1_sm90;
+            EXPECT_EQ(moe::takes_words(fit.c), fits) << chip.name << ", " << rows << " rows";
+            other.choose(chip.chip, rows);
+            EXPECT_FALSE(moe::takes_words(other.c)) << chip.name << ", " << rows << " rows";
+            linear::Case c{.family = fit.c.family,
+                           .rows = rows,
+                           .cols = o.cols,
+                           .x = decode::ActKind::int8,
+                           .residual = true,
+                           .weights = {&product, 1},
+                           .chip = chip.chip,
+                           .router = moe::takes_words(fit.c)};
+            if (fits && chip.chip.hopper()) {
+                EXPECT_EQ(linear::choose(c)[0].kernel, linear::Kernel::kquant_i8_split_router);
+            }
+            c.router = false;
+            EXPECT_NE(linear::choose(c)[0].kernel, linear::Kernel::kquant_i8_split_router);
+        }
+}
+
+/// One law for all rows of a router.
+TEST(PlanMoe, a_router_has_words_at_any_number_of_rows_or_at_none) {
+    using moe::Router;
+    int with = 0;
+    for (const auto& named : kPlanTypes)
+        for (const int64_t top_k : {8, 9}) {
+            SparseWorld world(named.type, named.type);
+            world.c.top_k = top_k;
+            for (const NamedChip& chip : kNamedChips) {
+                const bool words = world.choose(chip.chip, 1).words;
+                with += words ? 1 : 0;
+                for (const int64_t rows : {1, 2, 3, 8, 9, 64, 256}) {
+                    const moe::Choice choice = world.choose(chip.chip, rows);
+                    const bool can = choice.router == Router::words_row1 || choice.router == Router::rows_norm ||
+                                     choice.router == Router::words_rows;
+                    EXPECT_TRUE(choice.words == words && (can || !words))
+                        << named.name << ", " << chip.name << ", " << rows << " rows";
+                }
+            }
+        }
+    EXPECT_GT(with, 0);
+}
+
 TEST(PlanMoe, a_shared_expert_of_another_width_goes_alone) {
     SparseWorld world(DType::planes_q4_k, DType::planes_q4_k, 512, 1024);
     for (const NamedChip& chip : kNamedChips)

@@ -30,7 +30,7 @@ constexpr double kSpare = 0.2;
 constexpr int64_t kPinnedShare = 8, kMostPinnedAtStart = int64_t{2} << 30;
 constexpr double kMostSlowdown = 1e6;
 /// One more with every change of kernels that changes the bits of K/V.
-constexpr int kNumerics = 1;
+constexpr int kNumerics = 2;
 
 void check_options(const EngineOptions& o) {
     check_session_options(o);

@@ -17,8 +17,9 @@ std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm&
                          : prefill::matmul_group(ctx, x, norm, weights, nullptr);
 }
 
-Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual) {
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual, const MoeLayer* next) {
     const Weight* const only = &w;
+    if (decoding(ctx) && next != nullptr) return decode::matmul_add(ctx, w, x, residual, *next);
     return (decoding(ctx) ? decode::matmul_group(ctx, x, {}, {&only, 1}, &residual)
                           : prefill::matmul_group(ctx, x, {}, {&only, 1}, &residual))[0];
 }

@@ -78,7 +78,8 @@ bool wants_int8(const Gpu& gpu, const Weight& w);
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x);
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights);
-Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual);
+// next: see ops/matmul.h. Sets residual.routed.words.
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual, const MoeLayer* next);
 Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Weight& w_up, const Weight& w_down);
 Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
                       const Weight& w_down);
@@ -93,9 +94,14 @@ bool has_sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView&
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 
 namespace decode {
-// An empty norm weight means no normalisation. residual: nullptr or f32 [n, rows of the only weight], += y.
+struct RouterAhead;
+// An empty norm weight means no normalisation. residual: nullptr or f32 [n, rows of the only weight], += y. ahead: see
+// linear/shared/linear.h, multiply_into; sets residual->routed.words.
 std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
-                                 std::span<const Weight* const> weights, Tensor* residual);
+                                 std::span<const Weight* const> weights, Tensor* residual,
+                                 const RouterAhead* ahead = nullptr);
+// One that leaves the words of next's router in residual, if there is a kernel for it.
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual, const MoeLayer& next);
 // x += y if add.
 Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
                   const Weight& w_down, bool add);

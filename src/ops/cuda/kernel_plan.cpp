@@ -79,11 +79,41 @@ cuda::linear::Case product_of(const PlannedStep& step, std::span<const Weight* c
             .chip = step.chip};
 }
 
+/// A sparse layer on the GPU.
+struct PlacedLayer {
+    PlacedWeights memory;
+    ExpertWeights experts;
+    cuda::moe::Case c;
+
+    PlacedLayer(const Router& router, const ExpertWeights& weights, const SharedExpert& shared, const PlannedStep& step)
+        : experts{memory.experts(weights.gate), memory.experts(weights.up), memory.experts(weights.down)} {
+        c = {.family = family_of(step),
+             .rows = step.rows,
+             .router = memory.one(*router.w),
+             .top_k = router.top_k,
+             .experts = &experts,
+             .chip = step.chip};
+        if (shared.gate != nullptr)
+            c.shared = {memory.one(*shared.gate), memory.one(*shared.up), memory.one(*shared.down)};
+    }
+    PlacedLayer(const PlacedLayer&) = delete;
+    PlacedLayer& operator=(const PlacedLayer&) = delete;
+};
+
+/// What a product takes that knows of the sparse layer behind it.
+cuda::linear::Choice product_before(const Weight* w, const cuda::moe::Case& next, const PlannedStep& step) {
+    cuda::linear::Case c = product_of(step, {&w, 1}, false);
+    c.router = takes_words(next);
+    return choose(c);
+}
+
 void plan_products(const OpCost& op, const PlannedStep& step, Kernels& to) {
     PlacedWeights memory;
     std::vector<const Weight*> placed;
     for (const Weight* w : op.weights) placed.push_back(memory.one(*w));
-    to.add(choose(product_of(step, placed, op.name == "norm_matmul_group")));
+    if (op.next == nullptr) return to.add(choose(product_of(step, placed, op.name == "norm_matmul_group")));
+    const PlacedLayer next(op.next->router, *op.next->experts, op.next->shared, step);
+    to.add(product_before(placed[0], next.c, step));
 }
 
 void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
@@ -107,20 +137,13 @@ void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
 }
 
 void plan_experts(const OpCost& op, const PlannedStep& step, Kernels& to) {
-    PlacedWeights memory;
-    const ExpertWeights experts = {memory.experts(op.experts->gate), memory.experts(op.experts->up),
-                                   memory.experts(op.experts->down)};
-    SharedExpert shared;
-    if (op.shared->gate != nullptr)
-        shared = {memory.one(*op.shared->gate), memory.one(*op.shared->up), memory.one(*op.shared->down)};
-    const cuda::moe::Choice choice = cuda::moe::choose({.family = family_of(step),
-                                                        .rows = step.rows,
-                                                        .router = memory.one(*op.router->w),
-                                                        .top_k = op.router->top_k,
-                                                        .experts = &experts,
-                                                        .shared = shared,
-                                                        .chip = step.chip});
-    to.add(cuda::moe::router_name(choice.router), cuda::moe::router_file(choice.router));
+    PlacedLayer layer(*op.router, *op.experts, *op.shared, step);
+    if (op.product != nullptr)
+        for (const cuda::linear::Launch& launch : product_before(layer.memory.one(*op.product), layer.c, step))
+            if (launch.kernel == cuda::linear::Kernel::kquant_i8_split_router) layer.c.words = true;
+    const cuda::moe::Choice choice = choose(layer.c);
+    if (choice.router != cuda::moe::Router::words)
+        to.add(cuda::moe::router_name(choice.router), cuda::moe::router_file(choice.router));
     for (const cuda::moe::Experts which : {choice.up, choice.down})
         to.add(cuda::moe::experts_name(which), cuda::moe::experts_file(which));
 }

@@ -83,7 +83,7 @@ std::vector<Tensor> matmul_group(Context&, std::span<const Weight* const>, const
 std::vector<Tensor> norm_matmul_group(Context&, const Tensor&, const Norm&, std::span<const Weight* const>) {
     no_cuda();
 }
-Tensor matmul_add(Context&, const Weight&, const Tensor&, Tensor&) { no_cuda(); }
+Tensor matmul_add(Context&, const Weight&, const Tensor&, Tensor&, const MoeLayer*) { no_cuda(); }
 Tensor swiglu_ffn(Context&, const Tensor&, const Weight&, const Weight&, const Weight&) { no_cuda(); }
 Tensor swiglu_ffn_add(Context&, Tensor&, const Norm&, const Weight&, const Weight&, const Weight&) { no_cuda(); }
 Tensor moe_swiglu(Context&, const Tensor&, const Routing&, const ExpertWeights&, const SharedExpert&) { no_cuda(); }

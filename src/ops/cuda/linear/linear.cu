@@ -151,6 +151,16 @@ Matrix matrix_of(std::span<const Weight> experts) {
     return m;
 }
 
+RouterWords* router_words(const Gpu& gpu) {
+    static_assert(sizeof(RouterWords) <= Gpu::kSums * sizeof(uint64_t));
+    return reinterpret_cast<RouterWords*>(gpu.sums());
+}
+
+void open_words(Gpu& gpu) {
+    if (gpu.sums_open) gpu.fill(gpu.sums(), 0, sizeof(RouterWords));
+    gpu.sums_open = true;
+}
+
 ActSource source_of(const Tensor& x, const Norm& norm, bool want_float) {
     RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous());
     ActSource s;
@@ -216,7 +226,7 @@ namespace {
 
 /// One launch of the plan.
 void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t cols, std::span<const Weight* const> w,
-         std::span<Tensor> y, Tensor* residual) {
+         std::span<Tensor> y, Tensor* residual, const RouterAhead* ahead) {
     using linear::Kernel;
     const int64_t n = launch.rows;
     switch (launch.kernel) {
@@ -230,7 +240,9 @@ void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t
         case Kernel::kquant_i8_whole6:
         case Kernel::kquant_i8_split:
         case Kernel::kquant_i8_stream:
-            return kquant_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual);
+            return kquant_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, nullptr);
+        case Kernel::kquant_i8_split_router:
+            return kquant_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, ahead);
         case Kernel::kquant_i8_rows4_whole5:
         case Kernel::kquant_i8_rows4_whole6:
         case Kernel::kquant_i8_rows4_split:
@@ -270,36 +282,42 @@ linear::Case case_of(const Context& ctx, const ActSource& x, int64_t cols, int64
         chip_of(*ctx.gpu)};
 }
 
-void multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
-                   std::span<Tensor> y, Tensor* residual) {
+bool multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, std::span<const Weight* const> weights,
+                   std::span<Tensor> y, Tensor* residual, const RouterAhead* ahead) {
     RT_ASSERT(residual == nullptr || weights.size() == 1);
     for (const Weight* w : weights) check_weight(*w, cols);
     const ArenaScope scope(*ctx.arena);
-    for (const linear::Launch& launch : linear::choose(case_of(ctx, x, cols, n, weights, residual != nullptr))) {
+    linear::Case c = case_of(ctx, x, cols, n, weights, residual != nullptr);
+    c.router = ahead != nullptr;
+    bool summed = false;
+    for (const linear::Launch& launch : linear::choose(c)) {
         std::vector<const Weight*> w;
         std::vector<Tensor> to;
         for (const size_t i : launch.weights) w.push_back(weights[i]), to.push_back(y[i]);
-        run(ctx, launch, x, cols, w, to, residual);
+        run(ctx, launch, x, cols, w, to, residual, ahead);
+        summed = summed || launch.kernel == linear::Kernel::kquant_i8_split_router;
     }
+    return summed;
 }
 
 std::vector<Tensor> multiply(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
-                             std::span<const Weight* const> weights, Tensor* residual) {
+                             std::span<const Weight* const> weights, Tensor* residual, const RouterAhead* ahead) {
     std::vector<Tensor> y;
     y.reserve(weights.size());
     for (const Weight* w : weights) y.push_back(ctx.alloc(DType::f32, {n, w->rows}));
-    multiply_into(ctx, x, cols, n, weights, y, residual);
+    const bool words = multiply_into(ctx, x, cols, n, weights, y, residual, ahead);
+    if (ahead != nullptr) residual->routed.words = words;
     return y;
 }
 
 std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
-                                 std::span<const Weight* const> weights, Tensor* residual) {
+                                 std::span<const Weight* const> weights, Tensor* residual, const RouterAhead* ahead) {
     const bool draft = ctx.family == Family::draft;
     const Chip chip = chip_of(*ctx.gpu);
     const bool want_float = std::any_of(weights.begin(), weights.end(), [&](const Weight* w) {
         return !is_planes(w->dtype) || linear::f16_weight(chip, *w) || (draft && linear::draft_weight(chip, *w));
     });
-    return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual);
+    return multiply(ctx, source_of(x, norm, want_float), x.shape[1], x.rows(), weights, residual, ahead);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/linear/fit.h"
+#include "ops/cuda/linear/shared/router_words.h"
 #include "quant/planes.h"
 
 namespace riptide::ops::cuda::linear {
@@ -87,6 +88,7 @@ bool row1_split(const Group& g) {
            g.c.x != ActKind::norm &&
            fit_row1_split(g.c.chip, g.c.rows, g.rows, static_cast<int>(g.c.cols / 1024)).has_value();
 }
+bool routed_split(const Group& g) { return g.c.router && g.c.residual && g.rows == kWordCols && row1_split(g); }
 bool row1_stream(const Group& g) {
     return g.c.rows == 1 && (g.c.cols == 2048 || g.c.cols == 6144 || g.c.cols == 8192) &&
            g.matrices() <= kRow1Matrices && g.all(row1_weight);
@@ -205,6 +207,7 @@ constexpr Row kTable[] = {
     {Of::halves,  Kernel::kquant_f16_wgmma_sm90,    f16_wgmma},                       // to 24: the same, wider
     {Of::group,   Kernel::kquant_i8_whole5,         both<one, row1_whole<5>>},         // 1: Q4_K, Q6_K, 2,048; 117 KB
     {Of::group,   Kernel::kquant_i8_whole6,         both<one, row1_whole<6>>},         // 1: the same, more rows
+    {Of::group,   Kernel::kquant_i8_split_router,   both<one, routed_split>},          // 1: the next, of 2,048 rows, before a router
     {Of::group,   Kernel::kquant_i8_split,          both<one, row1_split>},            // 1: one Q4_K, 6,144 or 8,192; 117 KB
     {Of::group,   Kernel::kquant_i8_stream,         row1_stream},                      // 1: Q4_K, Q6_K, 2,048, 6,144, 8,192
     {Of::group,   Kernel::bf16_small_sm90,          small_bf16},                       // 1: bf16, then f32, to 4,096, small; sm_90

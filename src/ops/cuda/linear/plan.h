@@ -24,6 +24,7 @@ struct Case {
     bool residual = false;  // the product is added to something else, too: one weight
     std::span<const Weight* const> weights;
     Chip chip;
+    bool router = false;  // a router reads the residual next, and takes words (shared/router_words.h)
 
     /// Whether x is given as floats, perhaps to be normalised.
     bool floats_as_given() const { return x == decode::ActKind::plain || x == decode::ActKind::norm; }
@@ -37,10 +38,11 @@ enum class Kernel {
     kquant_f16_row1_sm90,
     kquant_f16_mma_sm90,
     kquant_f16_wgmma_sm90,
-    kquant_i8_whole5,  // kquant_i8.cu: a warp has whole rows, 5 of Q4_K or 3 of Q6_K
-    kquant_i8_whole6,  // 6 or 3
-    kquant_i8_split,   // 16 warps share a row
-    kquant_i8_stream,  // rows come one after the other
+    kquant_i8_whole5,        // kquant_i8.cu: a warp has whole rows, 5 of Q4_K or 3 of Q6_K
+    kquant_i8_whole6,        // 6 or 3
+    kquant_i8_split_router,  // split, and the words of a router
+    kquant_i8_split,         // 16 warps share a row
+    kquant_i8_stream,        // rows come one after the other
     kquant_i8_rows4_whole5,
     kquant_i8_rows4_whole6,
     kquant_i8_rows4_split,

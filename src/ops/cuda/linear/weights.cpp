@@ -35,6 +35,8 @@ Name name_of(Kernel kernel) {
             return {"kquant_i8_whole5", "gemv/kquant_i8.cu"};
         case Kernel::kquant_i8_whole6:
             return {"kquant_i8_whole6", "gemv/kquant_i8.cu"};
+        case Kernel::kquant_i8_split_router:
+            return {"kquant_i8_split_router", "gemv/kquant_i8.cu"};
         case Kernel::kquant_i8_split:
             return {"kquant_i8_split", "gemv/kquant_i8.cu"};
         case Kernel::kquant_i8_stream:

@@ -36,9 +36,11 @@ constexpr int64_t kMostFusedRouterRows = 8;
 constexpr int kMostRows8Groups = 128;
 /// logits[n, experts] = router RMSNorm(x), keys of sigmoid(logits) + bias (route.cuh), and the normalised rows
 /// as staged rows of `layout`, in one kernel, for up to kMostFusedRouterRows rows of 2,048 columns to be normalised.
-/// router: as for router_logits(). bias: null or [experts]. listed: null or [kMostRows8Groups], set to ones.
+/// words: the sums are those of ../linear/shared/router_words.h, and rows as many as there are. router: as for
+/// router_logits(). bias: null or [experts]. keys: null or [n, experts]. listed: null or [kMostRows8Groups], set to
+/// ones.
 ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
-                       const float* bias, float* logits, uint32_t* keys, uint64_t* listed);
+                       const float* bias, bool words, float* logits, uint32_t* keys, uint64_t* listed);
 
 /// logits[n, experts] = router x, in one kernel. router: f32, f16 or bf16 without a scale plane. x: the float parts of
 /// staged rows, `stride` bytes apart.

@@ -2,26 +2,24 @@
 // The general kernels of moe_decode.cu take everything else, with the same bits.
 //
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
-// 1.1 us. Three kernels:
-//   router_row1_kernel   logits and keys of the normalised row, two experts a CTA; and that row, quantised
-//                        (router_row1.cuh).
-//   experts_q4k_row1_gate_up_kernel  every CTA chooses the experts itself from the 256 keys, then fetches 32 pairs of
-//   rows of one
-//                        and leaves silu(gate) * up, quantised. Before it waits for the router it fetches its rows of
-//                        the shared expert.
+// 1.1 us. The product before leaves the router's words (kquant_i8_split_kernel, ../linear/gemv/kquant_i8.cu), or else
+// router_words_row1_kernel does (router_words_row1.cuh). Then two kernels:
+//   experts_q4k_row1_gate_up_kernel  every CTA normalises the row, half of it, while the other half chooses the experts
+//                        from the 256 words; then it fetches 32 pairs of rows of one and leaves silu(gate) * up,
+//                        quantised. Before it waits for the words it fetches its rows of the shared expert.
 //   experts_q4k_row1_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still
-//   being computed.
+//                        being computed, and zeroes the words.
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
-// experts: the router's kernel makes them -1, CTA 0 of gate_up stores them, and down asks until they are there. (CTA 0
-// used to let down start behind a fence only, which took 1 to 2 us while weights streamed in, and all CTAs of down
-// started so much later.)
+// experts: whoever leaves the words makes them -1, CTA 0 of gate_up posts them, and down asks until they are there.
+// (CTA 0 used to let down start behind a fence only, which took 1 to 2 us while weights streamed in, and all CTAs of
+// down started so much later.)
 // What limits it: nothing can be fetched until the experts are known: router, choice, memory latency and gate_up's
 // bytes follow one another. Tried on an H200: down's weights, or the next layer's projections, sent to the L2 cache in
 // the meantime: 1 to 2 % slower (a later kernel's own early loads do as well); a row a copy instead of runs of rows:
-// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower; all
-// this in twice the code (each CTA normalised and quantised, down quantised what gate and up leave): the same 12.0 us.
-// Without the ranking a token would take 0.4 us a layer less; with down's loads behind its wait it takes 3.2 us more,
-// with the next kernel let go behind it 0.8 more.
+// slower (the copy engine takes about 20 ns a piece); down choosing for itself instead of reading the ids: slower; down
+// let go before the choice: 0.7 % slower. Without the ranking a token would take 0.4 us a layer less; with down's loads
+// behind its wait it takes 3.2 us more, with the next kernel let go behind it 0.8 more. docs/results/gpu.md has when
+// each step of a layer is done.
 #include <algorithm>
 
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
@@ -29,7 +27,7 @@
 #include "ops/cuda/linear/shared/linear.h"
 #include "ops/cuda/moe/experts_any.cuh"
 #include "ops/cuda/moe/fit.h"
-#include "ops/cuda/moe/router_row1.cuh"
+#include "ops/cuda/moe/router_words_row1.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -41,9 +39,6 @@ constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_
 
 /// What the kernels of a layer leave for one another.
 struct Row1Middle {
-    alignas(16) uint32_t key[kExperts];                // route_key of score and bias
-    float s[kExperts];                                 // scores
-    alignas(16) char x[staged_bytes(kHidden)];         // the normalised row, staged
     alignas(16) char act[staged_bytes(kSlots * kFf)];  // silu(gate) * up, staged: rank r at columns kFf r ..
     alignas(16) float shared[kFf];                     // of the shared expert, whose staged part nobody writes
 };
@@ -54,6 +49,7 @@ struct Row1GateUpArgs {
     Row1Planes m[4];  // gate and up of the experts, gate and up of the shared expert
     int64_t stride;   // from expert to expert
     RouteArgs route;
+    WordChoice choice;
     Row1Middle* middle;
 };
 
@@ -72,7 +68,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) char staged[staged_bytes(kHidden)];
     __shared__ float results[2][kPairs];
-    __shared__ Row1Route route;
+    __shared__ WordRoute route;
     __shared__ uint64_t barriers[3];  // of the halves and of the shared pairs
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, slot = b / (kFf / 32);
     const bool routed = slot < a.route.top_k;
@@ -93,28 +89,17 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     __syncthreads();
     if (group == 2 && lane == 0) Row1Fetch{barriers + 2}.copy(to, from, pairs * row_bytes);
     __syncwarp();
+    const WordEarly early(a.route, a.choice);
     pdl_wait();
-    if (t < kThreads) {
-        row1_rank_own(__float_as_uint(load_shared_f32(reinterpret_cast<const float*>(a.middle->key) + t)), route);
-    } else if (t - kThreads < staged_bytes(kHidden) / 16) {
-        const int i = t - kThreads;
-        reinterpret_cast<float4*>(staged)[i] = load_shared_f32x4(reinterpret_cast<const float*>(a.middle->x) + 4 * i);
-    }
-    __syncthreads();
-    if (t < kThreads) row1_rank_best(a.route.top_k, route);
-    __syncthreads();
-    // Now: see the top of the file.
-    if (b == 0 && t < a.route.top_k) post_id(a.route.chosen + t, route.chosen[t]);
-    pdl_trigger();
-    if (routed && group < 2 && lane == 0)
-        Row1Fetch{barriers + group}.copy(to, from + route.chosen[slot] * a.stride, pairs * row_bytes);
-    __syncwarp();
+    choose_by_words(a.route, a.choice, early, row1_layout(kHidden), route, staged, [&] {
+        if (routed && group < 2 && lane == 0)
+            Row1Fetch{barriers + group}.copy(to, from + route.chosen[slot] * a.stride, pairs * row_bytes);
+        __syncwarp();
+    });
 #if __CUDA_ARCH__ < 900
     copy_async_wait();
-    __syncthreads();
 #endif
-    if (b == 0 && t < a.route.top_k) a.route.weights[t] = row1_weight(a.route, route, a.middle->s);
-    __syncwarp();
+    __syncthreads();
     const KShifts at(lane);
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) {
@@ -153,7 +138,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
 struct Row1DownArgs {
     Row1Planes routed, shared;
     int64_t stride;
-    const int32_t* experts;
+    RouterWords* words;  // read by gate and up, but for the ids
     const float* weights;
     int32_t top_k;
     const Row1Middle* middle;
@@ -162,18 +147,46 @@ struct Row1DownArgs {
     float* residual;  // null: none
 };
 
-/// As experts_any_down_kernel: an output a warp, a slot for each half of it, ten slots at once.
+/// The weights of an output in all slots are sixteen rows behind one another in each: a CTA's nibbles and what lies
+/// beside them, of each slot, in shared memory.
+template <bool Q6>
+struct DownFetch {
+    static constexpr int kGroups = kFf / 32, kData = kRow1Warps * 16 * kGroups,
+                         kAux = kRow1Warps * Row1Aux<Q6>::row_bytes(kGroups);
+    static constexpr int kBytes = kSlots * (kData + kAux);
+    char* memory;
+
+    __device__ __forceinline__ char* data(int slot) const { return memory + slot * kData; }
+    __device__ __forceinline__ Row1Aux<Q6> aux(int slot) const {
+        return {memory + kSlots * kData + slot * kAux, kGroups, kRow1Warps};
+    }
+    /// copy(to, from, bytes) for each plane of a slot; offset: of its expert.
+    template <class Copy>
+    __device__ __forceinline__ void each(int slot, const Row1Planes& m, int64_t offset, const Copy& copy) const {
+        const int first = blockIdx.x * kRow1Warps * kGroups;
+        copy(data(slot), m.data + offset + 16 * first, kData);
+        copy(aux(slot).scales(), m.scales + offset + 2 * first, 2 * kGroups * kRow1Warps);
+        if constexpr (Q6) {
+            copy(aux(slot).high(), m.high + offset + 8 * first, 8 * kGroups * kRow1Warps);
+            copy(aux(slot).d(), m.d + offset + first / 4, kGroups * kRow1Warps / 4);
+        }
+    }
+};
+
+/// As experts_any_down_kernel: an output a warp, a slot for each half of it, ten slots at once. One warp asks for the
+/// ids and, as soon as each is there, for the weights of its slot, by bulk copies: loads by all warps, each of which
+/// asked for the ids, kept gate and up waiting and took 2 us to issue.
 template <bool Q6>
 __global__ void __launch_bounds__(kRow1Threads, 2)
     experts_q4k_row1_down_kernel(const __grid_constant__ Row1DownArgs a) {
     constexpr ActLayout l = row1_layout(kSlots * kFf);
-    constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2,
-                  kAuxBytes = (Row1Aux<Q6>::row_bytes(kGroups) + 15) / 16 * 16;
+    constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2;
+    extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) char staged[staged_bytes(kSlots * kFf)];
-    __shared__ alignas(16) char planes[kRow1Warps][2 * kPasses][kAuxBytes];
     __shared__ float terms[kRow1Warps][2 * kPasses];
+    __shared__ uint64_t barrier;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16, j = lane % 16;
-    const int o = blockIdx.x * kRow1Warps + warp, slots = a.top_k + 1;
+    const int o = blockIdx.x * kRow1Warps + warp, slots = a.top_k + 1, at_row = warp * kGroups + j;
     // Sixteen bytes of the staged row that gate and up leave: not of the shared expert's sub-blocks, the last of each
     // plane.
     constexpr int kPieces = staged_bytes(kSlots * kFf) / 16;
@@ -182,49 +195,35 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
                                           : t < 5 * l.groups / 2 ? 2 * (t - 2 * l.groups)
                                                                  : 4 * (t - 5 * l.groups / 2);
     const bool stages = t < kPieces && plane_at < kMostChosen * kGroups;
-    const int mine = lane < a.top_k ? await_id(a.experts + lane) : 0;
-    __syncwarp();
-    uint4 raw[kPasses];
-    uint32_t d[kPasses];
-#pragma unroll
-    for (int b = 0; b < kPasses; ++b) {
-        const int slot = 2 * b + half;
-        const int expert = __shfl_sync(~0u, mine, min(slot, a.top_k - 1));
-        raw[b] = make_uint4(0, 0, 0, 0);
-        d[b] = 0;
-        if (slot >= slots) continue;
-        Row1Planes m = slot < a.top_k ? a.routed : a.shared;
-        if (slot < a.top_k) {
-            const int64_t offset = expert * a.stride;
-            m.data += offset, m.scales += offset;
-            if constexpr (Q6) m.high += offset, m.d += offset;
-        }
-        const int first = o * kGroups;
-        raw[b] = load_weights_once(m.data + (first + j) * 16);
-        const Row1Aux<Q6> aux{planes[warp][slot], kGroups, 1};
-        if (j < kGroups / 8) copy_async16_once(aux.scales() + 16 * j, m.scales + 2 * first + 16 * j);
-        if constexpr (Q6) {
-            if (j < kGroups / 2) copy_async16_once(aux.high() + 16 * j, m.high + 8 * first + 16 * j);
-            d[b] = load_weight32(m.d + first / 4);
-        }
+    const DownFetch<Q6> weights{reinterpret_cast<char*>(dynamic)};
+    const Row1Fetch fetch{&barrier};
+    if (t == 0) fetch.init(slots * (weights.kData + weights.kAux));
+    __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    if (warp == 0) {
+        const auto copy = [&](char* to, const char* from, int bytes) { fetch.copy(to, from, bytes); };
+        if (lane == a.top_k) weights.each(lane, a.shared, 0, copy);
+        if (lane < a.top_k) weights.each(lane, a.routed, await_id(a.words->posted + lane) * a.stride, copy);
+        __syncwarp();
+        pdl_trigger();  // now: the next kernel's weights queue up behind these
     }
-    pdl_trigger();  // now: the next kernel's weights queue up behind these
+#else
+    for (int slot = 0; slot < slots; ++slot) {
+        const bool routed = slot < a.top_k;
+        weights.each(slot, routed ? a.routed : a.shared, routed ? await_id(a.words->posted + slot) * a.stride : 0,
+                     [&](char* to, const char* from, int bytes) { row1_fetch(to, from, bytes, t, kRow1Threads); });
+    }
+    copy_async_wait();
+    __syncthreads();
+#endif
     const float old =
         a.residual != nullptr && lane == 0 ? load_shared_f32(a.residual + o) : 0.0f;  // older than gate_up
-    copy_async_wait();
-    __syncwarp();
+    fetch.wait();
     // While gate and up are being computed: everything that needs the weights alone.
     const KShifts at(lane);
     float2 by[kPasses];
 #pragma unroll
-    for (int b = 0; b < kPasses; ++b) {
-        const Row1Aux<Q6> aux{planes[warp][min(2 * b + half, slots - 1)], kGroups, 1};
-        if constexpr (Q6) {
-            if (j == 0 && 2 * b + half < slots) *reinterpret_cast<uint32_t*>(aux.d()) = d[b];
-            __syncwarp();
-        }
-        by[b] = row1_scales<Q6>(aux, j, at);
-    }
+    for (int b = 0; b < kPasses; ++b) by[b] = row1_scales<Q6>(weights.aux(min(2 * b + half, slots - 1)), at_row, at);
     pdl_wait();
     const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
     if (stages)
@@ -235,14 +234,15 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
         row1_load8(a.middle->shared, c, v);
         put8(l, staged, kMostChosen * kFf / 8 + c, v);
     }
+    clear_words(*a.words);
     __syncthreads();
     float acc[kPasses];
 #pragma unroll
     for (int b = 0; b < kPasses; ++b) {
         const int slot = min(2 * b + half, slots - 1);
         const KActs x = k_acts<Q6>(staged, l.groups, (slot < a.top_k ? slot : kMostChosen) * kGroups + j);
-        const Row1Aux<Q6> aux{planes[warp][slot], kGroups, 1};
-        acc[b] = row1_dot<Q6>(raw[b], aux, j, x, by[b], 0.0f);
+        const uint4 raw = *reinterpret_cast<const uint4*>(weights.data(slot) + 16 * at_row);
+        acc[b] = row1_dot<Q6>(raw, weights.aux(slot), at_row, x, by[b], 0.0f);
     }
     row1_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) { terms[warp][2 * b + half] = sum; });
     __syncwarp();
@@ -270,7 +270,8 @@ int64_t expert_stride(const std::vector<Weight>& experts) {
 }  // namespace
 
 void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router,
-                      const ExpertWeights& weights, const SharedExpert& shared, MoeResult& result, float* residual) {
+                      const ExpertWeights& weights, const SharedExpert& shared, bool summed, MoeResult& result,
+                      float* residual) {
     const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
     const int64_t out = weights.down[0].rows, stride = expert_stride(weights.gate);
     const auto fit = fit_row1(chip_of(*ctx.gpu));
@@ -278,8 +279,8 @@ void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Rou
     RT_ASSERT(fit && *fit == kShared && weights.gate.size() == kExperts);
     const ArenaScope scope(*ctx.arena);
     auto* middle = static_cast<Row1Middle*>(ctx.arena->allocate(sizeof(Row1Middle)));
-    launch_row1_router<false>(ctx, x.row(0), norm.weight.data(), norm.eps, router, result,
-                              {middle->key, middle->s, middle->x});
+    const WordChoice choice{x.row(0), norm.weight.data(), norm.eps, router_words(*ctx.gpu), result.logits.row(0)};
+    if (!summed) launch_router_words(ctx, *router.w, choice);
 
     Row1GateUpArgs a = {};
     for (size_t i = 0; i < 4; ++i) a.m[i] = planes_of(*ups[i]);
@@ -291,6 +292,7 @@ void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Rou
                router.normalize,
                result.routing.experts.row<int32_t>(0),
                result.routing.weights.row(0)};
+    a.choice = choice;
     a.middle = middle;
     allow_shared(reinterpret_cast<const void*>(experts_q4k_row1_gate_up_kernel), kShared);
     launch(*ctx.gpu, experts_q4k_row1_gate_up_kernel, kGateUpCtas, kRow1Threads, kShared, a);
@@ -299,17 +301,19 @@ void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Rou
     d.routed = planes_of(weights.down[0]);
     d.shared = planes_of(*shared.down);
     d.stride = expert_stride(weights.down);
-    d.experts = a.route.chosen;
+    d.words = choice.words;
     d.weights = a.route.weights;
     d.top_k = a.route.top_k;
     d.middle = middle;
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);
     d.residual = residual;
-    const auto kernel = weights.down[0].dtype == DType::planes_q6_k ? experts_q4k_row1_down_kernel<true>
-                                                                    : experts_q4k_row1_down_kernel<false>;
-    allow_shared(reinterpret_cast<const void*>(kernel), kRow1Small);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kRow1Warps)), kRow1Threads, kRow1Small, d);
+    const bool q6 = weights.down[0].dtype == DType::planes_q6_k;
+    const auto kernel = q6 ? experts_q4k_row1_down_kernel<true> : experts_q4k_row1_down_kernel<false>;
+    const int bytes = std::max(kRow1Small, q6 ? DownFetch<true>::kBytes : DownFetch<false>::kBytes);
+    allow_shared(reinterpret_cast<const void*>(kernel), bytes);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kRow1Warps)), kRow1Threads, bytes, d);
+    ctx.gpu->sums_open = false;
 }
 
 }  // namespace riptide::ops::cuda::decode

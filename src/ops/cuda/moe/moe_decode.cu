@@ -356,6 +356,32 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     return y;
 }
 
+namespace {
+
+/// What the plan is asked of rows x of a sparse layer.
+moe::Case sparse_case(const Context& ctx, int64_t n, const Norm& norm, const Router& router,
+                      const ExpertWeights& weights, const SharedExpert& shared) {
+    return {.family = ctx.family,
+            .rows = n,
+            .normed = !norm.weight.empty(),
+            .aligned = reinterpret_cast<uintptr_t>(norm.weight.data()) % 16 == 0,
+            .router = router.w,
+            .top_k = router.top_k,
+            .experts = &weights,
+            .shared = shared,
+            .chip = chip_of(*ctx.gpu)};
+}
+
+}  // namespace
+
+Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual, const MoeLayer& next) {
+    RouterAhead ahead;
+    if (moe::takes_words(sparse_case(ctx, x.rows(), next.norm, next.router, *next.experts, next.shared)))
+        ahead = {static_cast<const char*>(next.router.w->data), next.norm.weight.data(), router_words(*ctx.gpu)};
+    const Weight* const only = &w;
+    return matmul_group(ctx, x, {}, {&only, 1}, &residual, ahead.words != nullptr ? &ahead : nullptr)[0];
+}
+
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared) {
     const int64_t n = x.rows(), cols = x.shape[1], num_experts = router.w->rows;
@@ -379,15 +405,10 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         return Routing{router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
                        ctx.alloc(DType::f32, {n, router.top_k})};
     };
-    const moe::Choice choice = moe::choose({.family = ctx.family,
-                                            .rows = n,
-                                            .normed = source.kind == ActKind::norm,
-                                            .aligned = reinterpret_cast<uintptr_t>(source.norm) % 16 == 0,
-                                            .router = router.w,
-                                            .top_k = router.top_k,
-                                            .experts = &weights,
-                                            .shared = shared,
-                                            .chip = chip_of(*ctx.gpu)});
+    moe::Case c = sparse_case(ctx, n, norm, router, weights, shared);
+    c.words = x.routed.words;
+    const moe::Choice choice = moe::choose(c);
+    RT_ASSERT(!c.words || choice.router == moe::Router::words);
     if (choice.router == moe::Router::product || n == 0) {
         const Weight* const w = router.w;
         result.logits = multiply(ctx, source, cols, n, {&w, 1}, nullptr)[0];
@@ -415,18 +436,26 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
             auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
             auto* listed = static_cast<uint64_t*>(ctx.arena->allocate(kMostRows8Groups * int64_t{sizeof(uint64_t)}));
             const ChooseHere choose{&route, result.logits.row(0), keys, listed};
-            rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, result.logits.row(0), keys, listed);
+            rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, choice.words, result.logits.row(0),
+                                keys, listed);
             if (choice.up == moe::Experts::q4k_rows8) experts_q4k_rows8(ctx, s.layer, rows, n, choose, result.y, &x);
             else group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose);
             return result;
         }
+        case moe::Router::words_rows:
+            rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, true, result.logits.row(0), nullptr,
+                                nullptr);
+            choose_experts(ctx, route, result.logits.row(0), n);
+            break;
         case moe::Router::rows:
             choose_experts(ctx, route, result.logits.row(0), n);
             break;
+        case moe::Router::words:
+        case moe::Router::words_row1:
         case moe::Router::row1:
         case moe::Router::float_product:
             if (choice.up == moe::Experts::q4k_row1_sm90)
-                experts_q4k_row1(ctx, x, norm, router, weights, shared, result, x.row(0));
+                experts_q4k_row1(ctx, x, norm, router, weights, shared, c.words, result, x.row(0));
             else float_moe(ctx, choice.router == moe::Router::row1, source, cols, router, s.layer, result, &x);
             return result;
         default:

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/linear/gemm/gemm.h"
+#include "ops/cuda/linear/shared/router_words.h"
 #include "ops/cuda/moe/fit.h"
 #include "quant/fp8_copy.h"
 #include "quant/planes.h"
@@ -55,16 +56,17 @@ int64_t stride_of(const std::vector<Weight>& each) {
 
 // ---- Experts.
 
-/// The router that router_row1.cuh has.
+/// The router that router_row1.cuh has, and router_words_row1.cuh.
 bool row1_router(const SparseLayer& l) {
     const Weight& w = *l.c.router;
-    return w.cols == S512::kHidden && w.dtype == DType::bf16 && w.rows == S512::kExperts &&
-           w.row_bytes == 2 * S512::kHidden && w.scale == 1.0f && l.c.top_k <= S512::kTopK;
+    return w.cols == kWordCols && w.dtype == DType::bf16 && w.rows == kWordExperts && w.row_bytes == 2 * kWordCols &&
+           w.scales == nullptr && w.scale == 1.0f && l.c.top_k <= S512::kTopK;
 }
 
-bool q4k_row1(const SparseLayer& l) {
+/// The layers of experts_q4k_row1_sm90.cu: the logits of any number of rows are those of router_words.h.
+bool words_law(const SparseLayer& l) {
     const SharedExpert& s = l.c.shared;
-    if (l.c.rows != 1 || s.gate == nullptr || !l.c.normed || !row1_router(l) || l.experts() != S512::kExperts ||
+    if (l.c.router == nullptr || s.gate == nullptr || !l.c.normed || !row1_router(l) || l.experts() != S512::kExperts ||
         (l.down.dtype != kQ4 && l.down.dtype != kQ6) || l.down.rows % kRow1Warps != 0)
         return false;
     for (const Weight* w : {&l.gate, &l.up, s.gate, s.up})
@@ -73,6 +75,7 @@ bool q4k_row1(const SparseLayer& l) {
         if (!is_of(*w, l.down.dtype, l.down.rows, S512::kFf) || w->rows * w->cols > int64_t{1} << 31) return false;
     return stride_of(l.c.experts->up) == stride_of(l.c.experts->gate) && fit_row1(l.c.chip).has_value();
 }
+bool q4k_row1(const SparseLayer& l) { return l.c.rows == 1 && words_law(l); }
 
 bool q4k_rows8(const SparseLayer& l) {
     constexpr int64_t kOutputs = 16;  // of down, that a CTA has
@@ -121,7 +124,7 @@ bool router_norms(const SparseLayer& l) {
 bool router_rows_q4k(const SparseLayer& l) { return router_norms(l) && q4k_rows8(l); }
 bool router_rows_grouped(const SparseLayer& l) { return router_norms(l) && grouped(l); }
 bool rows_up(const SparseLayer& l) { return plain_router(l) && l.c.rows > 2; }
-bool row1_q4k(const SparseLayer& l) { return float_router(l) && q4k_row1(l); }
+bool row1_words(const SparseLayer& l) { return l.c.words && q4k_row1(l); }
 bool row1_floats(const SparseLayer& l) {
     return l.c.rows == 1 && float_router(l) && !l.separate && l.c.normed && row1_router(l) &&
            floats(l, ActKind::staged);
@@ -149,9 +152,11 @@ constexpr RouterRow kRouters[] = {
     {Router::none,          {},                     chosen},             // any: moe_swiglu
     {Router::rows_norm,     Experts::q4k_rows8,     router_rows_q4k},      // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80
     {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80
+    {Router::words,         Experts::q4k_row1_sm90, row1_words},         // 1: as the next, behind a product that knew of it
+    {Router::words_row1,    Experts::q4k_row1_sm90, q4k_row1},           // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
+    {Router::words_rows,    {},                     words_law},          // 9 up: the same
     {Router::rows,          {},                     rows_up},            // 3 up: f32, f16, bf16
     {Router::product,       {},                     no_float_router},    // any: other types
-    {Router::row1,          Experts::q4k_row1_sm90, row1_q4k},          // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
     {Router::row1,          Experts::float_experts, row1_floats},        // 1: bf16, 256 of 2,048; floats, down of 512
     {Router::float_product, Experts::float_experts, product_floats},     // 1: floats; floats, down of 512
     {Router::any,           {},                     else_any},           // 1, 2
@@ -209,9 +214,13 @@ Choice choose(const Case& c) {
     const RouterRow* const row =
         std::find_if(std::begin(kRouters), std::end(kRouters), [&](const RouterRow& r) { return r.when(l); });
     const Experts experts = row->experts ? *row->experts : experts_of(l);
-    return {row->router, experts, experts, l.separate};
+    return {row->router, experts, experts, l.separate, words_law(l)};
 }
 
+bool takes_words(Case c) {
+    c.words = true;
+    return c.family != Family::prefill && choose(c).router == Router::words;
+}
 Router prefill_router(const Chip& chip, const Weight& router) {
     const bool tensor_cores = chip.major >= 8 && !chip.portable;
     return tensor_cores && router.cols % 32 == 0 ? Router::prefill_tensor : Router::prefill_any;
@@ -249,9 +258,12 @@ struct Name {
 };
 constexpr Name kRouterNames[] = {
     {"none", ""},
+    {"router_words", "linear/gemv/kquant_i8.cu"},
+    {"router_words_row1", "moe/router_words_row1.cuh"},
     {"router_row1", "moe/router_row1.cuh"},
     {"float_row1", "linear/gemv/float.cu"},
     {"router_rows_norm", "moe/router_rows.cu"},
+    {"router_words_rows", "moe/router_rows.cu"},
     {"router_rows", "moe/router_rows.cu"},
     {"product", "linear/linear.cu"},
     {"router_any", "moe/moe_decode.cu"},

@@ -15,6 +15,7 @@ struct Case {
     int64_t rows = 0;
     bool normed = true;              // x is to be normalised,
     bool aligned = true;             // by weights at a multiple of sixteen bytes
+    bool words = false;              // and brings the words of the router (../linear/shared/router_words.h)
     const Weight* router = nullptr;  // null: the experts are chosen already
     int64_t top_k = 0;
     const ExpertWeights* experts = nullptr;
@@ -24,9 +25,12 @@ struct Case {
 
 enum class Router {
     none,            // chosen already
-    row1,            // router_row1.cuh
+    words,           // the product before has left them; who computes chooses
+    words_row1,      // router_words_row1.cuh: the same, left there
+    row1,            // router_row1.cuh; gate and up choose from keys
     float_product,   // the product is a kernel of ../linear, gate and up choose
     rows_norm,       // router_rows.cu: to eight rows of 2,048 columns, normalised there; who computes chooses
+    words_rows,      // router_rows.cu: any rows of 2,048 columns, normalised there, choice behind
     rows,            // router_rows.cu, rows prepared before, choice behind
     product,         // any product, then route_sigmoid
     any,             // moe_decode.cu
@@ -55,9 +59,12 @@ struct Choice {
     Router router = Router::none;
     Experts up = Experts::any, down = Experts::any;  // different in prefill only
     bool separate = false;                           // the shared expert has launches of its own
+    bool words = false;  // the logits of the router are those of ../linear/shared/router_words.h
 };
 /// Throws Error if rows this long fit in no kernel.
 Choice choose(const Case& c);
+/// Whether words of the router would be taken, if the product before left them.
+bool takes_words(Case c);
 
 /// That of the prefill family.
 Router prefill_router(const Chip& chip, const Weight& router);

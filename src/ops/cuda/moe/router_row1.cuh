@@ -1,5 +1,5 @@
-// The router of one row of Laguna XS.2, whose experts the next kernel chooses from the keys: see
-// experts_q4k_row1_sm90.cu.
+// The router of one row of Laguna XS.2 with float experts, which the next kernel chooses from the keys: see
+// experts_float.cu.
 #pragma once
 
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
@@ -32,15 +32,8 @@ struct Row1RouterArgs {
     Row1Scores scores;
 };
 
-/// Of a staged row, for float weights or for int8.
-template <bool Float>
-__host__ __device__ constexpr ActLayout router_layout() {
-    return Float ? ActLayout{kRow1Hidden, 0, 0, 4 * kRow1Hidden} : row1_layout(kRow1Hidden);
-}
-
 /// Four warps have an expert, as in router_kernel: the same products in the same order. A ninth warp of the first CTAs
 /// stages 32 columns of the normalised row.
-template <bool Float>
 __global__ void __launch_bounds__(kRouterThreads, 3) router_row1_kernel(const __grid_constant__ Row1RouterArgs a) {
     __shared__ alignas(16) float row[kRow1Hidden];
     __shared__ float partial[kWarps], sums[kWarps];
@@ -76,13 +69,13 @@ __global__ void __launch_bounds__(kRouterThreads, 3) router_row1_kernel(const __
     __syncthreads();
     const float scale = row_scale(partial, kRow1Hidden, a.eps);
     if (stages) {
-        if (blockIdx.x >= kRow1Hidden / 32 || (Float && lane >= 4)) return;
+        if (blockIdx.x >= kRow1Hidden / 32 || lane >= 4) return;
         const int c = 4 * blockIdx.x + lane % 4;
         const float4 low = quads[2 * c], high = quads[2 * c + 1];
         float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int k = 0; k < 8; ++k) v[k] = rms_value(v[k], scale, norm[0][k]);
-        put8(router_layout<Float>(), a.scores.x, c, v);
+        put8({kRow1Hidden, 0, 0, 4 * kRow1Hidden}, a.scores.x, c, v);
         return;
     }
     float acc = 0.0f;
@@ -114,9 +107,8 @@ __global__ void __launch_bounds__(kRouterThreads, 3) router_row1_kernel(const __
 }
 
 /// x: a row of floats that is to be normalised. Leaves `scores`, the logits of `result`, and -1 as ids of experts.
-template <bool Float>
-void launch_row1_router(Context& ctx, const float* x, const float* norm, float eps, const Router& router,
-                        MoeResult& result, const Row1Scores& scores) {
+inline void launch_row1_router(Context& ctx, const float* x, const float* norm, float eps, const Router& router,
+                               MoeResult& result, const Row1Scores& scores) {
     Row1RouterArgs r = {};
     r.router = static_cast<const char*>(router.w->data);
     r.x = x;
@@ -127,8 +119,8 @@ void launch_row1_router(Context& ctx, const float* x, const float* norm, float e
     r.chosen = result.routing.experts.row<int32_t>(0);
     r.top_k = static_cast<int32_t>(router.top_k);
     r.scores = scores;
-    allow_shared(reinterpret_cast<const void*>(router_row1_kernel<Float>), kRow1Small);
-    launch(*ctx.gpu, router_row1_kernel<Float>, kRow1Experts / 2, kRouterThreads, kRow1Small, r);
+    allow_shared(reinterpret_cast<const void*>(router_row1_kernel), kRow1Small);
+    launch(*ctx.gpu, router_row1_kernel, kRow1Experts / 2, kRouterThreads, kRow1Small, r);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Router logits of several rows: float weights without a scale plane times rows that an earlier kernel normalised, or
-// (up to 8) are normalised here.
+// (up to 8; any number if the router has words, router_words.h) are normalised here.
 //
 // Bytes: the weights (Laguna XS.2: 1.05 MB) once for every four rows, the rows once for each four experts (8 KB a row x
 // 64 CTAs); all but the first from L2: 12 MB at 16 rows, 2 us. The kernel that serves one row (moe_decode.cu) repeats
@@ -13,9 +13,11 @@
 #include "ops/cuda/moe/experts_grouped_sm80.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
 #include "ops/cuda/linear/shared/dot_batch.cuh"
+#include "ops/cuda/linear/shared/router_words.cuh"
 #include "ops/cuda/moe/route.cuh"
 
 namespace riptide::ops::cuda::decode {
@@ -24,6 +26,7 @@ namespace {
 
 constexpr int64_t kManyRouterRows = 64;  // from here on a CTA has eight rows and eight experts
 constexpr int kRouterRows = 4, kRouterSteps = 2, kCtaExperts = 4, kFusedCols = 8 * kThreads;
+constexpr int64_t kManyShared = 72 << 10;  // of such a CTA that normalises, at least
 
 struct RouterRowsArgs {
     Matrix m;
@@ -31,7 +34,7 @@ struct RouterRowsArgs {
     int64_t stride;  // bytes from row to row
     int32_t n;
     float* logits;  // [n, m.rows]
-    // Fused:
+    // Fused, Words:
     const float* norm;
     float eps;
     char* out;  // the rows normalised and quantised, by one more CTA for each kRouterRows rows
@@ -42,43 +45,82 @@ struct RouterRowsArgs {
 };
 
 /// Rows row0 .. row0 + count - 1 of kFusedCols columns, normalised (block_rms_scale), to `out`, `stride` bytes apart.
-/// weights: of this thread's columns. partial: kRouterRows * kWarps floats.
+/// weights: of this thread's columns. partial: kRows * kWarps floats. scales: null, or rows are only multiplied by the
+/// weights, and scales[kRows] get r of router_words.h.
+template <int kRows>
 __device__ __forceinline__ void stage_normed(const RouterRowsArgs& a, const ActLayout& layout, int row0, int count,
-                                             const float (&weights)[8], char* out, int64_t stride, float* partial) {
+                                             const float (&weights)[8], char* out, int64_t stride, float* partial,
+                                             float* scales) {
     const int thread = threadIdx.x;
-    float v[kRouterRows][8];
+    float v[kRows][8];
 #pragma unroll
-    for (int p = 0; p < kRouterRows; ++p)
+    for (int p = 0; p < kRows; ++p)
         load8(reinterpret_cast<const float*>(a.x + (row0 + min(p, count - 1)) * a.stride), thread, kFusedCols, v[p]);
 #pragma unroll
-    for (int p = 0; p < kRouterRows; ++p) {
-        const float sum = warp_sum(add_squares(v[p], 0.0f));
+    for (int p = 0; p < kRows; ++p) {
+        const float squares = add_squares(v[p], 0.0f);
+        const float sum = scales != nullptr ? pairwise_sum(squares) : warp_sum(squares);
         if (thread % 32 == 0) partial[p * kWarps + thread / 32] = sum;
     }
     __syncthreads();
 #pragma unroll
-    for (int p = 0; p < kRouterRows; ++p) {
+    for (int p = 0; p < kRows; ++p) {
         if (p >= count) break;
-        const float scale = row_scale(partial + p * kWarps, kFusedCols, a.eps);
+        if (scales != nullptr) {
+            if (thread == 0) scales[p] = ops::rms_scale(pairwise_sum8(partial + p * kWarps), kFusedCols, a.eps);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[p][i] = rms_value(v[p][i], scale, weights[i]);
+            for (int i = 0; i < 8; ++i) v[p][i] = __fmul_rn(weights[i], v[p][i]);
+        } else {
+            const float scale = row_scale(partial + p * kWarps, kFusedCols, a.eps);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[p][i] = rms_value(v[p][i], scale, weights[i]);
+        }
         put8(layout, out + p * stride, thread, v[p]);
     }
     __syncthreads();
 }
 
-/// kRows rows of x and kEach experts a warp. Fused: of up to four rows that are normalised here.
-template <bool Fused, int kRows = kRouterRows, int kEach = 2>
+/// The sums over the lanes of a warp whose number is even, or odd as the lane's own: that of v[lane >> (5 - log2 V)].
+template <int V>
+__device__ __forceinline__ uint64_t add_words(uint64_t (&v)[V], int lane) {
+    int n = V;
+#pragma unroll
+    for (int mask = 16; mask > 1; mask /= 2) {
+        const bool high = (lane & mask) != 0;
+        if (n == 1) {
+            v[0] += __shfl_xor_sync(~0u, v[0], mask);
+            continue;
+        }
+        n /= 2;
+#pragma unroll
+        for (int i = 0; i < V / 2; ++i) {
+            if (i >= n) break;
+            const uint64_t other = __shfl_xor_sync(~0u, high ? v[i] : v[i + n], mask);
+            v[i] = (high ? v[i + n] : v[i]) + other;
+        }
+    }
+    return v[0];
+}
+
+enum class RouterRows {
+    plain,  // rows are normalised
+    fused,  // here
+    words,  // here, and the law is that of router_words.h
+};
+
+/// kRows rows of x and kEach experts a warp.
+template <RouterRows Kind, int kRows = kRouterRows, int kEach = 2>
 __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_constant__ RouterRowsArgs a) {
-    static_assert(!Fused || kRows == kRouterRows);
+    constexpr bool Fused = Kind != RouterRows::plain, Words = Kind == RouterRows::words;
     constexpr int kCtaExperts = 2 * kEach;
     extern __shared__ uint4 dynamic[];  // Fused: float rows
-    __shared__ float sums[kRows][kCtaExperts][4];
-    __shared__ float partial[kRouterRows * kWarps];
+    __shared__ std::conditional_t<Words, uint64_t, float> sums[kRows][kCtaExperts][4];
+    __shared__ float partial[kRows * kWarps];
+    [[maybe_unused]] __shared__ float scales[kRows];
     pdl_trigger();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = warp % 4, first = warp / 4 * kEach;
     const int expert = blockIdx.x * kCtaExperts + first, pieces = pieces_of(a.m);
-    const int windows = (pieces + 128 * kRouterSteps - 1) / (128 * kRouterSteps);
+    [[maybe_unused]] const int windows = (pieces + 128 * kRouterSteps - 1) / (128 * kRouterSteps);
     uint32_t raw[kEach][kRouterSteps][4];
     const auto piece = [&](int window, int s) { return ((window * kRouterSteps + s) * 4 + part) * 32 + lane; };
     const auto load = [&](int window) {
@@ -105,44 +147,71 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
         const ActLayout layout = prepares ? a.layout : ActLayout{kFusedCols, kFusedCols / 32, 0, 4 * kFusedCols};
         x = reinterpret_cast<const char*>(dynamic);
         stride = 4 * kFusedCols;
-        stage_normed(a, layout, row0, min(kRouterRows, a.n - row0), weights,
-                     prepares ? a.out + row0 * int64_t{a.layout.bytes()} : reinterpret_cast<char*>(dynamic),
-                     layout.bytes(), partial);
+        stage_normed<kRows>(a, layout, row0, min(kRows, a.n - row0), weights,
+                            prepares ? a.out + row0 * int64_t{a.layout.bytes()} : reinterpret_cast<char*>(dynamic),
+                            layout.bytes(), partial, Words && !prepares ? scales : nullptr);
         if (prepares) return;
     }
-    float acc[kEach][kRows] = {};
-#pragma unroll 1
-    for (int window = 0; window < windows; ++window) {
-        if (window > 0) load(window);
-        with_float_type<PlainFloats>(a.m.type, [&](auto type) {
-#pragma unroll
-            for (int s = 0; s < kRouterSteps; ++s)
-#pragma unroll
-                for (int e = 0; e < kEach; ++e) {
-                    const int c = piece(window, s);
-                    if (c < pieces)
-                        dot_piece<kRows>(type, c, 0, raw[e][s], PiecePlane{}, 0, x, static_cast<int>(stride),
-                                         a.n - row0, acc[e]);
-                }
-        });
-    }
-    float v[kEach * kRows];
-#pragma unroll
-    for (int i = 0; i < kEach * kRows; ++i) v[i] = acc[i % kEach][i / kEach];
-    const float sum = reduce_lanes<kEach * kRows>(v, lane);
-    constexpr int kLanes = 32 / (kEach * kRows);  // that hold the same sum
-    if (lane % kLanes == 0) sums[lane / kLanes / kEach][first + lane / kLanes % kEach][part] = sum;
-    __syncthreads();
     const int p = threadIdx.x / kCtaExperts, expert_of = blockIdx.x * kCtaExperts + threadIdx.x % kCtaExperts;
-    if (p < kRows && row0 + p < a.n && expert_of < a.m.rows) {
-        const float* s = sums[p][threadIdx.x % kCtaExperts];
+    const auto leave = [&](float logit) {
         const int64_t at = static_cast<int64_t>(row0 + p) * a.m.rows + expert_of;
-        const float logit = ((s[0] + s[1]) + (s[2] + s[3])) * a.m.scale;
         a.logits[at] = logit;
-        if constexpr (Fused) {
-            const float score = sigmoid(logit);
-            a.keys[at] = route_key(a.bias == nullptr ? score : __fadd_rn(score, a.bias[expert_of]));
+        if (!Fused || a.keys == nullptr) return;
+        const float score = sigmoid(logit);
+        a.keys[at] = route_key(a.bias == nullptr ? score : __fadd_rn(score, a.bias[expert_of]));
+    };
+    if constexpr (Words) {
+        // A piece is half a group; lanes 2 i and 2 i + 1 have its halves, and each the sums of every other row.
+        constexpr int kDuos = kRows / 2, kValues = kEach * kDuos, kLanes = 32 / kValues;
+        uint64_t words[kValues] = {};
+        const bool odd = lane % 2 != 0;
+#pragma unroll
+        for (int s = 0; s < kRouterSteps; ++s)
+#pragma unroll
+            for (int e = 0; e < kEach; ++e) {
+                float half[kRows] = {};
+                dot_piece<kRows>(std::integral_constant<DType, DType::bf16>(), piece(0, s), 0, raw[e][s], PiecePlane{},
+                                 0, x, static_cast<int>(stride), a.n - row0, half);
+#pragma unroll
+                for (int d = 0; d < kDuos; ++d) {
+                    const float other = __shfl_xor_sync(~0u, odd ? half[2 * d] : half[2 * d + 1], 1);
+                    words[e * kDuos + d] += word_of(__fadd_rn(odd ? half[2 * d + 1] : half[2 * d], other));
+                }
+            }
+        const uint64_t sum = add_words<kValues>(words, lane);
+        const int value = lane / kLanes;
+        if (lane % kLanes < 2) sums[value % kDuos * 2 + lane % 2][first + value / kDuos][part] = sum;
+        __syncthreads();
+        if (p >= kRows || row0 + p >= a.n) return;
+        const uint64_t* const four = sums[p][threadIdx.x % kCtaExperts];
+        leave(logit_of(four[0] + four[1] + four[2] + four[3], scales[p]));
+    } else {
+        float acc[kEach][kRows] = {};
+#pragma unroll 1
+        for (int window = 0; window < windows; ++window) {
+            if (window > 0) load(window);
+            with_float_type<PlainFloats>(a.m.type, [&](auto type) {
+#pragma unroll
+                for (int s = 0; s < kRouterSteps; ++s)
+#pragma unroll
+                    for (int e = 0; e < kEach; ++e) {
+                        const int c = piece(window, s);
+                        if (c < pieces)
+                            dot_piece<kRows>(type, c, 0, raw[e][s], PiecePlane{}, 0, x, static_cast<int>(stride),
+                                             a.n - row0, acc[e]);
+                    }
+            });
         }
+        float v[kEach * kRows];
+#pragma unroll
+        for (int i = 0; i < kEach * kRows; ++i) v[i] = acc[i % kEach][i / kEach];
+        const float sum = reduce_lanes<kEach * kRows>(v, lane);
+        constexpr int kLanes = 32 / (kEach * kRows);  // that hold the same sum
+        if (lane % kLanes == 0) sums[lane / kLanes / kEach][first + lane / kLanes % kEach][part] = sum;
+        __syncthreads();
+        if (p >= kRows || row0 + p >= a.n || expert_of >= a.m.rows) return;
+        const float* s = sums[p][threadIdx.x % kCtaExperts];
+        leave(((s[0] + s[1]) + (s[2] + s[3])) * a.m.scale);
     }
 }
 
@@ -174,13 +243,13 @@ void router_logits(Context& ctx, const Weight& router, const char* x, int64_t st
                     static_cast<unsigned>((n + rows - 1) / rows)),
                kThreads, 0, a);
     };
-    if (n >= kManyRouterRows) start(router_rows_kernel<false, 8, 4>, 8, 8);
-    else start(router_rows_kernel<false>, kCtaExperts, kRouterRows);
+    if (n >= kManyRouterRows) start(router_rows_kernel<RouterRows::plain, 8, 4>, 8, 8);
+    else start(router_rows_kernel<RouterRows::plain>, kCtaExperts, kRouterRows);
 }
 
 ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
-                       const float* bias, float* logits, uint32_t* keys, uint64_t* listed) {
-    RT_ASSERT(router.cols == kFusedCols && x.kind == ActKind::norm && n <= kMostFusedRouterRows);
+                       const float* bias, bool words, float* logits, uint32_t* keys, uint64_t* listed) {
+    RT_ASSERT(router.cols == kFusedCols && x.kind == ActKind::norm && (words || n <= kMostFusedRouterRows));
     ActSource prepared;
     prepared.kind = ActKind::staged;
     prepared.stride = layout.bytes();
@@ -199,10 +268,18 @@ ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, c
     a.bias = bias;
     a.keys = keys;
     a.listed = listed;
-    launch(*ctx.gpu, router_rows_kernel<true>,
-           dim3(static_cast<unsigned>((router.rows + kCtaExperts - 1) / kCtaExperts + 1),
-                static_cast<unsigned>((n + kRouterRows - 1) / kRouterRows)),
-           kThreads, static_cast<size_t>(std::min<int64_t>(n, kRouterRows) * 4 * kFusedCols), a);
+    const auto start = [&](auto kernel, int64_t experts, int64_t rows) {
+        const int64_t shared = std::min(n, rows) * 4 * kFusedCols;
+        allow_shared(reinterpret_cast<const void*>(kernel), shared);
+        launch(*ctx.gpu, kernel,
+               dim3(static_cast<unsigned>((router.rows + experts - 1) / experts + 1),
+                    static_cast<unsigned>((n + rows - 1) / rows)),
+               kThreads, static_cast<size_t>(shared), a);
+    };
+    const bool many = n >= kManyRouterRows && ctx.gpu->info().shared_bytes >= kManyShared;
+    if (words && many) start(router_rows_kernel<RouterRows::words, 8, 4>, 8, 8);
+    else if (words) start(router_rows_kernel<RouterRows::words>, kCtaExperts, kRouterRows);
+    else start(router_rows_kernel<RouterRows::fused>, kCtaExperts, kRouterRows);
     return prepared;
 }
 

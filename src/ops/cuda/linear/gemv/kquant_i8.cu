@@ -5,6 +5,7 @@
 // gate, o). Loops over steps that stay loops took 0.4 us more in the former. kquant_i8_stream_kernel: more batches than
 // warps (the head): batches in registers, two CTAs an SM.
 #include "ops/cuda/linear/gemv/kquant_i8_args.cuh"
+#include "ops/cuda/linear/shared/router_words.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -109,8 +110,11 @@ __global__ void __launch_bounds__(kRow1Threads, 2) kquant_i8_whole_kernel(const 
 
 /// Q4_K rows of S * 1024 columns, S above 2: a CTA has up to 16 of them, row warp * gridDim.x + CTA. A warp multiplies
 /// one step (1,024 columns, activations in registers) of several rows; then warp r adds up row r, step after step.
-template <int S>
-__global__ void __launch_bounds__(kRow1Threads, 2) kquant_i8_split_kernel(const __grid_constant__ Row1MatmulArgs a) {
+/// Routed: the rows of a CTA are columns 16 CTA .. of the residual, which it then multiplies with its share of the
+/// router (../shared/router_words.h).
+template <int S, bool Routed>
+__global__ void __launch_bounds__(kRow1Threads, 2)
+    kquant_i8_split_kernel(const __grid_constant__ Row1MatmulArgs a, const __grid_constant__ RouterAhead ahead) {
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barrier;
     constexpr int kCols = 1024 * S, kGroups = 32 * S, kNibbles = 16 * kGroups, kHeaders = 2 * kGroups;
@@ -122,8 +126,9 @@ __global__ void __launch_bounds__(kRow1Threads, 2) kquant_i8_split_kernel(const 
     auto* scales = reinterpret_cast<float2*>(headers + kRow1Warps * kHeaders);  // [step][row][lane]
     auto* values = reinterpret_cast<float*>(scales + S * kRow1Threads);
     const Row1Matrix& m = a.m[0];
-    const int rows = (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
-    const int row = warp * gridDim.x + blockIdx.x;
+    const int rows =
+        Routed ? kRow1Warps : (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
+    const int row = Routed ? kRow1Warps * blockIdx.x + warp : warp * gridDim.x + blockIdx.x;
     const Row1Fetch fetch{&barrier};
     if (warp == 0) fetch.begin(lane == 0, rows * (kNibbles + kHeaders));
     __syncthreads();
@@ -136,6 +141,9 @@ __global__ void __launch_bounds__(kRow1Threads, 2) kquant_i8_split_kernel(const 
     copy_async_wait();
     __syncthreads();
 #endif
+    [[maybe_unused]] __shared__ WordGroup group;
+    [[maybe_unused]] RouterShare share;
+    [[maybe_unused]] float norm = 0.0f;
     // This warp's S products: of 16 S, those from warp * S on, all rows of a step before the next step. Loops stay
     // loops: at one pass a kernel, fetching code costs more than a branch.
     const KShifts at(lane);
@@ -146,9 +154,14 @@ __global__ void __launch_bounds__(kRow1Threads, 2) kquant_i8_split_kernel(const 
             row1_scales<false>({headers + k % kRow1Warps * kHeaders, kGroups, 1}, 32 * (k / kRow1Warps) + lane, at);
     pdl_wait();
     pdl_trigger();  // see kquant_i8_whole_kernel
+    if constexpr (Routed) begin_choice(*ahead.words);
     const float old = a.residual != nullptr && lane == 0 && warp < rows ? a.residual[row] : 0.0f;
     if (a.x.kind == ActKind::int8) row1_stage_int8<kGroups>(a.x.rows, false, staged);
     else row1_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
+    if constexpr (Routed) {
+        if (lane == 0) norm = __uint_as_float(load_weight32(ahead.norm + row));
+        share.ask(ahead.router);
+    }
     __syncthreads();
     KActs x = {};
 #pragma unroll 1
@@ -170,7 +183,12 @@ __global__ void __launch_bounds__(kRow1Threads, 2) kquant_i8_split_kernel(const 
     row1_reduce<1>(acc, lane, [&](int, float sum) {
         m.y[row] = sum;
         if (a.residual != nullptr) a.residual[row] = old + sum;
+        if constexpr (Routed) group.put(warp, old + sum, norm);
     });
+    if constexpr (Routed) {
+        __syncthreads();
+        share.add(group, *ahead.words);
+    }
 }
 
 template <int G, int G6>
@@ -186,12 +204,16 @@ void launch_whole(Context& ctx, const ActSource& x, std::span<const Weight* cons
 
 template <int S>
 void launch_split(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
-                  Tensor* residual) {
+                  Tensor* residual, const RouterAhead* ahead) {
     const int64_t rows = weights[0]->rows;
     const auto shared = fit_row1_split(chip_of(*ctx.gpu), 1, rows, S);
-    RT_ASSERT(shared);
-    launch_row1(ctx, kquant_i8_split_kernel<S>, std::min<int64_t>(ctx.gpu->info().sm_count, rows), kRow1Threads,
-                *shared, row1_args(x, 1, weights, y, residual, 1, 1));
+    RT_ASSERT(shared && (ahead == nullptr || rows == kWordCols));
+    const auto kernel = ahead != nullptr ? kquant_i8_split_kernel<S, true> : kquant_i8_split_kernel<S, false>;
+    const int64_t ctas = ahead != nullptr ? rows / kWordGroup : std::min<int64_t>(ctx.gpu->info().sm_count, rows);
+    if (ahead != nullptr) open_words(*ctx.gpu);
+    allow_shared(reinterpret_cast<const void*>(kernel), *shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kRow1Threads, static_cast<size_t>(*shared),
+           row1_args(x, 1, weights, y, residual, 1, 1), ahead != nullptr ? *ahead : RouterAhead{});
 }
 
 template <int S, int G>
@@ -208,12 +230,15 @@ void launch_stream(Context& ctx, const ActSource& x, std::span<const Weight* con
 }  // namespace
 
 void kquant_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols,
-                        std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual) {
+                        std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
+                        const RouterAhead* ahead) {
     using linear::Kernel;
+    RT_ASSERT((kernel == Kernel::kquant_i8_split_router) == (ahead != nullptr));
+    const bool split = kernel == Kernel::kquant_i8_split || kernel == Kernel::kquant_i8_split_router;
     if (kernel == Kernel::kquant_i8_whole5) launch_whole<5, 3>(ctx, x, weights, y, residual);
     else if (kernel == Kernel::kquant_i8_whole6) launch_whole<6, 3>(ctx, x, weights, y, residual);
-    else if (kernel == Kernel::kquant_i8_split && cols == 6144) launch_split<6>(ctx, x, weights, y, residual);
-    else if (kernel == Kernel::kquant_i8_split) launch_split<8>(ctx, x, weights, y, residual);
+    else if (split && cols == 6144) launch_split<6>(ctx, x, weights, y, residual, ahead);
+    else if (split) launch_split<8>(ctx, x, weights, y, residual, ahead);
     else if (cols == 2048) launch_stream<2, 5>(ctx, x, weights, y, residual);
     else if (cols == 6144) launch_stream<6, 1>(ctx, x, weights, y, residual);
     else launch_stream<8, 1>(ctx, x, weights, y, residual);

@@ -9,17 +9,21 @@
 
 namespace riptide::ops::cuda::decode {
 
-/// One row: kernels kquant_i8_whole5, whole6, split and stream. y and residual as in multiply_into.
+/// One row: kernels kquant_i8_whole5, whole6, split and stream. y, residual and (of split_router) ahead as in
+/// multiply_into.
 void kquant_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols,
-                        std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual);
+                        std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
+                        const RouterAhead* ahead);
 
 /// Two to four rows: kquant_i8_rows4_whole5, whole6 and split (kquant_i8_rows4.cu).
 void kquant_i8_rows4_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
                               std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual);
 
 /// One row of a sparse layer: 256 experts, gate and up in Q4_K over 2048 columns, down in Q4_K or Q6_K over 512, at
-/// most 8 of them and a shared one, a bf16 router. Fills the tensors of `result`; residual (or null) += y.
+/// most 8 of them and a shared one, a bf16 router. summed: whoever made x has left the router's words. Fills the
+/// tensors of `result`; residual (or null) += y.
 void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router,
-                      const ExpertWeights& weights, const SharedExpert& shared, MoeResult& result, float* residual);
+                      const ExpertWeights& weights, const SharedExpert& shared, bool summed, MoeResult& result,
+                      float* residual);
 
 }  // namespace riptide::ops::cuda::decode
