@@ -28,8 +28,9 @@ constexpr int64_t json_memory_of(std::size_t bytes) { return (int64_t{48} << 20)
 json::value parse_json_within(std::string_view text, std::string_view what, int64_t max_bytes,
                               WorkBudget* work = nullptr, int max_depth = 128);
 
-/// Where parse_json_within() puts values: what strangers choose to send makes no hash table slow there. It is given
-/// back when the last of its values has gone; small ones that go earlier leave a gap.
+/// Where parse_json_within() puts values. Names that a stranger chose to have one hash have it only by luck there (one
+/// table in sixteen; kMostJsonMembers of them then take half a second). It is given back when the last of its values
+/// has gone; small ones that go earlier leave a gap.
 json::storage_ptr json_memory(std::string_view what, int64_t max_bytes);
 
 /// A value that its copies share; null unless given.
