@@ -22,6 +22,7 @@ HostHeap::~HostHeap() {
         const std::lock_guard lock(behind_.mutex);
         behind_.stop = true;
     }
+    behind_.changed.notify_all();
     behind_.thread.join();
 }
 
@@ -32,35 +33,34 @@ HostHeap::Region HostHeap::make_region(int64_t bytes) const {
     return region;
 }
 
-void HostHeap::reserve_behind(int64_t bytes) {
-    RT_ASSERT(!behind_.thread.joinable());
-    const int64_t regions = (bytes + kRegionBytes - 1) / kRegionBytes;
-    if (regions > 0) behind_.thread = std::thread([this, regions] { make_behind(regions); });
+void HostHeap::keep_ready(int64_t ahead, int64_t most) {
+    RT_ASSERT(!behind_.thread.joinable() && ahead <= most);
+    const auto regions = [](int64_t bytes) { return (bytes + kRegionBytes - 1) / kRegionBytes; };
+    if (ahead > 0)
+        behind_.thread =
+            std::thread([this, n = static_cast<size_t>(regions(ahead)), all = regions(most)] { make_behind(n, all); });
 }
 
 /// On the thread. Ends early when the system gives no more memory: who needs it then hears that from grow().
-void HostHeap::make_behind(int64_t regions) {
-    bool more = true;
+void HostHeap::make_behind(size_t ahead, int64_t most) {
     try {
         if (gpu_ != nullptr) use_on_this_thread(*gpu_);
-    } catch (const Error&) {
-        more = false;
-    }
-    for (int64_t i = 0; i < regions && more; ++i) {
-        Region region;
-        try {
-            region = make_region(kRegionBytes);
-        } catch (const Error&) {
-            break;
+        for (int64_t made = 0; made < most; ++made) {
+            {
+                std::unique_lock lock(behind_.mutex);
+                behind_.changed.wait(lock, [&] { return behind_.stop || behind_.ready.size() < ahead; });
+                if (behind_.stop) break;
+            }
+            Region region = make_region(kRegionBytes);
+            const std::lock_guard lock(behind_.mutex);
+            behind_.ready.push_back(std::move(region));
+            behind_.changed.notify_all();
         }
-        const std::lock_guard lock(behind_.mutex);
-        behind_.ready.push_back(std::move(region));
-        more = !behind_.stop;
-        behind_.changed.notify_one();
+    } catch (const Error&) {
     }
     const std::lock_guard lock(behind_.mutex);
     behind_.making = false;
-    behind_.changed.notify_one();
+    behind_.changed.notify_all();
 }
 
 /// A region that the thread has made, or is about to make. False if there will be none.
@@ -71,7 +71,13 @@ bool HostHeap::take_ready(Region& region) {
     if (behind_.ready.empty()) return false;
     region = std::move(behind_.ready.front());
     behind_.ready.pop_front();
+    behind_.changed.notify_all();
     return true;
+}
+
+int64_t HostHeap::ready() {
+    const std::lock_guard lock(behind_.mutex);
+    return std::ssize(behind_.ready) * kRegionBytes;
 }
 
 /// A further region of at least `bytes`. False when the system refuses.

@@ -66,7 +66,7 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
       transfer_(cache, *heap_) {
     RT_CHECK(options.checkpoint_every >= 1, "checkpoints every {} tokens: at least 1 is needed",
              options.checkpoint_every);
-    heap_->reserve_behind(options.pinned_at_start);
+    heap_->keep_ready(options.pinned_ahead, options.pinned_most);
 }
 
 PrefixCache::~PrefixCache() { forget(); }

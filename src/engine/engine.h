@@ -24,14 +24,16 @@ class Speculator;
 /// `kv_tokens` 0: on a GPU as many contexts as requests may run, or what the memory holds; on the CPU what 4 GiB hold,
 /// from one context to four.
 /// `slowdown`: beside decoding requests a step of prompts runs in parts, some layers between two tokens, and what a
-/// token may take longer is the prompts' share: at 2 half of the device. At least one layer runs each time.
+/// token may take longer is the prompts' share: at 2 half of the device. At least one layer runs each time. 0: 2, and
+/// more, up to 8, where more answers wait for their prompts than decode: all of them get equal shares.
 struct EngineOptions : SessionOptions {
     int32_t max_running = 0;          // requests that hold K/V at a time; 0: 8 on the CPU, 32 on a GPU, or fewer if
                                       // a context of 32K tokens would not fit beside them
     int64_t kv_tokens = 0;            // K/V of all of them and of the cache; 0: see above
     int32_t max_queue = 512;          // answers that wait for their turn
-    int32_t prefill_rows_beside = 0;  // of a step of prompts beside decoding requests; 0: 64 on the CPU, 2048 on a GPU
-    double slowdown = 2.0;            // how much longer a token may take while prompts are read; see above
+    int32_t prefill_rows_beside = 0;  // of a step of prompts beside decoding requests; 0: 64 on the CPU, on a GPU 2048,
+                                      // and chunk_rows where a layer of so many takes no longer than `slowdown` allows
+    double slowdown = 0;              // how much longer a token may take while prompts are read; see above
     bool deterministic = false;       // Request::deterministic
 
     PromptScorer scorer;             // empty: prompts are never compressed

@@ -232,6 +232,17 @@ void Gpu::check() {
 }
 
 PinnedMemory::PinnedMemory(Gpu&, int64_t bytes) : bytes_(bytes) {
+    constexpr int64_t kLarge = int64_t{4} << 20, kPage = 4096;
+    if (bytes >= kLarge) {
+        HostMemory own(bytes, "memory that a GPU copies to and from");
+        for (int64_t at = 0; at < bytes; at += kPage) own.data()[at] = std::byte{0};
+        if (cudaHostRegister(own.data(), static_cast<size_t>(bytes), cudaHostRegisterPortable) == cudaSuccess) {
+            own_ = std::move(own);
+            data_ = own_.data();
+            return;
+        }
+        cudaGetLastError();  // then the driver's own
+    }
     void* p = nullptr;
     const cudaError_t error = cudaMallocHost(&p, static_cast<size_t>(bytes));
     if (error == cudaErrorMemoryAllocation) {
@@ -242,14 +253,18 @@ PinnedMemory::PinnedMemory(Gpu&, int64_t bytes) : bytes_(bytes) {
     data_ = static_cast<std::byte*>(p);
 }
 
-PinnedMemory::~PinnedMemory() {
-    if (data_ != nullptr) cudaFreeHost(data_);
+void PinnedMemory::give_back() {
+    if (own_.data() != nullptr) cudaHostUnregister(own_.data());
+    else if (data_ != nullptr) cudaFreeHost(data_);
 }
 
+PinnedMemory::~PinnedMemory() { give_back(); }
+
 PinnedMemory::PinnedMemory(PinnedMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : own_(std::move(other.own_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
 PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
+    std::swap(own_, other.own_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "tests/test_device.h"
 
@@ -56,7 +58,7 @@ TEST(host_heap, a_block_larger_than_a_region_gets_one_of_its_own_and_outlives_th
 TEST(host_heap, regions_made_behind_are_used_before_new_ones_and_each_once) {
     constexpr int64_t kRegions = 3;
     const std::shared_ptr<HostHeap> heap = HostHeap::make(test_gpu());
-    heap->reserve_behind((kRegions - 1) * HostHeap::kRegionBytes + 1);
+    heap->keep_ready((kRegions - 1) * HostHeap::kRegionBytes + 1, (kRegions - 1) * HostHeap::kRegionBytes + 1);
     std::vector<HostBytes> blocks;
     for (int64_t i = 0; i < kRegions + 2; ++i) {  // the last two are made when they are wanted
         blocks.push_back(heap->take(HostHeap::kRegionBytes));
@@ -71,10 +73,24 @@ TEST(host_heap, regions_made_behind_are_used_before_new_ones_and_each_once) {
     EXPECT_EQ(heap->reserved(), (kRegions + 2) * HostHeap::kRegionBytes);
 }
 
+TEST(host_heap, what_is_taken_of_the_regions_that_are_ready_is_made_up_for_until_all_have_been_made) {
+    const std::shared_ptr<HostHeap> heap = HostHeap::make(test_gpu());
+    heap->keep_ready(2 * HostHeap::kRegionBytes, 4 * HostHeap::kRegionBytes);
+    std::vector<HostBytes> blocks;
+    for (const int64_t ready : {2, 2, 2, 1, 0, 0}) {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (heap->ready() != ready * HostHeap::kRegionBytes && std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        ASSERT_EQ(heap->ready(), ready * HostHeap::kRegionBytes) << blocks.size() << " taken";
+        blocks.push_back(heap->take(HostHeap::kRegionBytes));
+        ASSERT_NE(blocks.back(), nullptr);
+    }
+}
+
 TEST(host_heap, a_heap_may_end_while_regions_are_being_made) {
     for (int i = 0; i < 20; ++i) {
         const std::shared_ptr<HostHeap> heap = HostHeap::make(test_gpu());
-        heap->reserve_behind(2 * HostHeap::kRegionBytes);
+        heap->keep_ready(2 * HostHeap::kRegionBytes, (2 + i % 3) * HostHeap::kRegionBytes);
         if (i % 2 == 0) {
             EXPECT_NE(heap->take(1), nullptr);
         }

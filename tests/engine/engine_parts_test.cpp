@@ -230,5 +230,38 @@ TEST(EngineParts, while_a_long_prompt_is_read_tokens_come_at_most_so_much_later_
     }
 }
 
+// One answer decodes and seven wait for their prompts: by default each has an eighth of the device.
+TEST(EngineParts, where_more_answers_wait_than_decode_their_prompts_get_more_of_the_device) {
+    RT_CPU_ONLY("the fake model is host code");
+    EXPECT_EQ(EngineOptions().slowdown, 0);
+    const auto longest_gap = [](int64_t readers) {
+        EngineOptions o = LoopWorld::options();
+        o.slowdown = 0;
+        o.max_running = 8;
+        o.prefill_rows_beside = 64;
+        LoopWorld world(o);
+        world.model().decode_us = 250;  // a step of one row takes 1 ms
+        world.model().prompt_us = 200;  // and a layer of 64 rows 0.392 ms
+        world.model().row_us = 3;
+        const RequestId first = world.ask(LoopWorld::prompt(8, 300), 300);
+        while (world.heard(first).tokens.size() < 20) world.loop.step();
+        // What a part takes is learnt from a prompt before.
+        const RequestId known = world.ask(LoopWorld::prompt(128, 1, 2), 1);
+        while (!world.heard(known).over()) world.loop.step();
+        for (int64_t i = 0; i < readers; ++i) world.ask(LoopWorld::prompt(64, 10 + static_cast<int>(i), 3), 1);
+        double longest = 0;
+        for (int step = 0; step < 4; ++step) {  // those of the first prompt
+            const int64_t before = world.now_us;
+            world.loop.step();
+            longest = std::max(longest, static_cast<double>(world.now_us - before) / 1000);
+        }
+        world.run();
+        return longest;
+    };
+    EXPECT_LE(longest_gap(1), 2.0);
+    EXPECT_GT(longest_gap(7), 2.2);
+    EXPECT_LE(longest_gap(7), 8.0);
+}
+
 }  // namespace
 }  // namespace riptide::testing

@@ -36,7 +36,7 @@ int64_t read_step(PromptPace& pace, Device& device, int64_t rows, int64_t row_ke
     int64_t count = 0;
     for (int64_t l = 0; l < 40; ++count) {
         const std::span<const char> left = std::span(kinds()).subspan(static_cast<size_t>(l));
-        const int64_t n = pace.layers(left, rows, row_keys);
+        const int64_t n = pace.layers(left, rows, row_keys, 2);
         EXPECT_GE(n, 1);
         EXPECT_LE(n, std::ssize(left));
         PromptPart part{.layers = n, .rows = rows, .row_keys = row_keys};
@@ -53,19 +53,19 @@ int64_t read_step(PromptPace& pace, Device& device, int64_t rows, int64_t row_ke
 }
 
 TEST(PromptPace, knowing_nothing_it_runs_one_layer) {
-    PromptPace pace(2);
-    EXPECT_EQ(pace.layers(kinds(), 2048, 1 << 20), 1);
+    PromptPace pace;
+    EXPECT_EQ(pace.layers(kinds(), 2048, 1 << 20, 2), 1);
     pace.decoded(4e-3, 1);
-    EXPECT_EQ(pace.layers(kinds(), 2048, 1 << 20), 1);
+    EXPECT_EQ(pace.layers(kinds(), 2048, 1 << 20, 2), 1);
     pace.read({.layers = 1, .full_layers = 0, .rows = 2048, .row_keys = 1 << 20, .seconds = 1e-3});
-    EXPECT_EQ(pace.layers(kinds(), 2048, 1 << 20), 4);
+    EXPECT_EQ(pace.layers(kinds(), 2048, 1 << 20, 2), 4);
 }
 
 TEST(PromptPace, parts_of_a_long_prompt_keep_to_the_time_of_a_decode_step) {
     for (const double noise : {0.0, 0.1}) {
         Device device;
         device.noise = noise;
-        PromptPace pace(2);
+        PromptPace pace;
         pace.decoded(8 * 3.7e-3, 8);
         std::vector<double> parts;
         int64_t late = 0;
@@ -86,7 +86,7 @@ TEST(PromptPace, parts_of_a_long_prompt_keep_to_the_time_of_a_decode_step) {
 
 TEST(PromptPace, more_rows_than_ever_seen_are_not_taken_for_cheap) {
     Device device;
-    PromptPace pace(2);
+    PromptPace pace;
     pace.decoded(8 * 3.7e-3, 8);
     std::vector<double> parts;
     for (const int64_t rows : {100, 2048, 60, 1000, 2048, 1}) {
@@ -97,7 +97,7 @@ TEST(PromptPace, more_rows_than_ever_seen_are_not_taken_for_cheap) {
 }
 
 TEST(PromptPace, the_mean_of_decode_steps_follows_them_and_survives_a_pause) {
-    PromptPace pace(2);
+    PromptPace pace;
     for (int i = 0; i < 20; ++i) pace.decoded(1e-3, 1);
     EXPECT_NEAR(pace.decode_seconds(), 1e-3, 1e-9);
     pace.decoded(60, 1);
@@ -108,11 +108,28 @@ TEST(PromptPace, the_mean_of_decode_steps_follows_them_and_survives_a_pause) {
 }
 
 TEST(PromptPace, parts_are_even) {
-    PromptPace pace(2);
+    PromptPace pace;
     pace.decoded(8 * 3.5e-3, 8);
     for (int i = 0; i < 10; ++i) pace.read({.layers = 1, .rows = 512, .seconds = 0.1e-3});
     const std::vector<char> left(40, 0);  // 35 would fit
-    EXPECT_EQ(pace.layers(left, 512, 0), 20);
+    EXPECT_EQ(pace.layers(left, 512, 0, 2), 20);
+}
+
+TEST(PromptPace, a_step_has_many_rows_where_a_layer_of_them_fits_between_two_tokens) {
+    PromptPace pace;
+    EXPECT_EQ(pace.rows(2048, 4096, 0, 2), 2048) << "nothing is known";
+    pace.read({.layers = 4, .full_layers = 0, .rows = 2048, .row_keys = 0, .seconds = 4 * 1e-3});
+    EXPECT_EQ(pace.rows(2048, 4096, 0, 2), 2048) << "the time between two tokens is not";
+    pace.decoded(1.5e-3, 1);
+    EXPECT_EQ(pace.rows(2048, 4096, 0, 2), 2048) << "2 ms in 1.5 ms";
+    EXPECT_EQ(pace.rows(2048, 4096, 0, 2.5), 4096) << "2 ms in 2.25 ms";
+    for (int i = 0; i < 64; ++i) pace.decoded(2.1e-3, 1);
+    EXPECT_EQ(pace.rows(2048, 4096, 0, 2), 4096) << "2 ms in 2.1 ms";
+    // A full layer whose rows see 1,000 keys each takes 1 ms more.
+    for (int i = 0; i < 64; ++i)
+        pace.read({.layers = 1, .full_layers = 1, .rows = 2048, .row_keys = 2048 * 1000, .seconds = 2e-3}),
+            pace.read({.layers = 1, .full_layers = 0, .rows = 2048, .row_keys = 2048 * 1000, .seconds = 1e-3});
+    EXPECT_EQ(pace.rows(2048, 4096, 1000, 2), 2048);
 }
 
 }  // namespace

@@ -26,10 +26,15 @@ TEST(scheduler, decoding_rows_come_first_and_prompts_fill_the_row_budget) {
     EXPECT_EQ(world.last_rows(), 1 + o.scheduler.prefill_rows_beside);
     ASSERT_EQ(world.last_plan()->decode_ids, std::vector<RequestId>{1});
     ASSERT_EQ(world.last_plan()->prefill_ids, std::vector<RequestId>{2});
+    EXPECT_EQ(world.scheduler().longest_prompt(), 30);
+    world.scheduler().read_beside(5);
+    world.step();
+    EXPECT_EQ(world.last_rows(), 1 + 5);
     world.cancel(1);
     world.step();
     EXPECT_EQ(world.last_rows(), o.scheduler.prefill_rows);  // nobody waits for it any more
     drain(world);
+    EXPECT_EQ(world.scheduler().longest_prompt(), 0);
 }
 
 TEST(scheduler, decoding_requests_beyond_the_row_budget_take_turns) {

@@ -54,12 +54,13 @@ void add_serve_flags(Command& cmd, ServeFlags& f) {
         ->expected(2)
         ->check(Sign::positive);
     serves(cmd.add_option("--rows-beside", f.prompt_rows,
-                          "Prompt rows of a step beside decoding answers; 0: 64 on the CPU, 2048 on a GPU"))
+                          "Prompt rows of a step beside decoding answers; 0: 64 on the CPU, 2048 or more on a GPU"))
         ->check(Range(0, 65536))
         ->capture_default_str();
-    serves(cmd.add_option("--slowdown", f.slowdown,
-                          "How much longer a token may take while a prompt is read, some layers at a time"))
-        ->check(Range(1.0, 1e6))
+    serves(
+        cmd.add_option("--slowdown", f.slowdown,
+                       "How much longer a token may take while a prompt is read, some layers at a time; 0: as `serve`"))
+        ->check(Range(0.0, 1e6))
         ->capture_default_str();
     serves(cmd.add_option("--temperature", f.temperature, "Of the answers; 0: the most likely token"))
         ->check(Range(0.0, 100.0))

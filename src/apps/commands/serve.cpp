@@ -286,12 +286,14 @@ void add_engine_flags(Command& cmd, ServerFlags& o) {
         ->check(Range(1, 1 << 20))
         ->capture_default_str();
     cmd.add_option("--rows-beside", o.engine.prefill_rows_beside,
-                   "Prompt rows of a step while answers are made; 0: 64 on the CPU, 2048 on a GPU")
+                   "Prompt rows of a step while answers are made; 0: 64 on the CPU, 2048 or more on a GPU")
         ->check(Range(0, 65536))
         ->capture_default_str();
-    cmd.add_option("--slowdown", o.engine.slowdown,
-                   "How much longer a token may take while prompts are read; 2: they get half of the device")
-        ->check(Range(1.0, 1e6))
+    cmd.add_option(
+           "--slowdown", o.engine.slowdown,
+           "How much longer a token may take while prompts are read; 2: they get half of the device; 0: 2 to 8, "
+           "the more answers wait for each that is made")
+        ->check(Range(0.0, 1e6))
         ->capture_default_str();
     cmd.add_option("--kv-tokens", o.engine.kv_tokens, "K/V of all answers and of the cache, in tokens; 0: what fits")
         ->check(Sign::non_negative)

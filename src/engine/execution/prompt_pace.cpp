@@ -65,9 +65,9 @@ void PromptPace::read(const PromptPart& part) {
     if (row_keys > 0) per_key_ = std::max(0.0, per_key_ + error * (1 - share) / row_keys);
 }
 
-int64_t PromptPace::layers(std::span<const char> full, int64_t rows, int64_t row_keys) const {
-    RT_ASSERT(!full.empty());
-    const double each = base(rows), more = keys(row_keys), most = (slowdown_ - 1) * decode_;
+int64_t PromptPace::layers(std::span<const char> full, int64_t rows, int64_t row_keys, double slowdown) const {
+    RT_ASSERT(!full.empty() && slowdown >= 1);
+    const double each = base(rows), more = keys(row_keys), most = (slowdown - 1) * decode_;
     if (each == 0 || decode_ == 0) return 1;
     const int64_t left = std::ssize(full);
     int64_t fits = 0;
@@ -78,6 +78,12 @@ int64_t PromptPace::layers(std::span<const char> full, int64_t rows, int64_t row
     fits = std::max<int64_t>(1, fits);
     const int64_t parts = (left + fits - 1) / fits;
     return (left + parts - 1) / parts;
+}
+
+int32_t PromptPace::rows(int32_t few, int32_t many, int64_t keys, double slowdown) const {
+    RT_ASSERT(few > 0 && many > 0 && slowdown >= 1);
+    const bool known = decode_ > 0 && base(many) > 0;
+    return known && layer_seconds(many, many * keys) <= (slowdown - 1) * decode_ ? many : few;
 }
 
 }  // namespace riptide

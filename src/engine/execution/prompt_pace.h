@@ -22,9 +22,6 @@ struct PromptPart {
 /// number of rows has not been seen yet, t is taken too large rather than too small. Pure arithmetic; not thread-safe.
 class PromptPace {
   public:
-    /// REQUIRES slowdown >= 1.
-    explicit PromptPace(double slowdown) : slowdown_(slowdown) {}
-
     /// So many decode steps took so long in all, without what ran between them. Nothing is learnt from 0 and less.
     void decoded(double seconds, int64_t steps);
     /// A part has run. Its seconds are its own.
@@ -32,8 +29,12 @@ class PromptPace {
 
     /// How many layers to run now: the next of `full`, which says for each layer that is left whether it attends to all
     /// keys. At least 1, and 1 as long as a time is unknown; parts are made even, so that the last is not much smaller.
-    /// REQUIRES !full.empty().
-    int64_t layers(std::span<const char> full, int64_t rows, int64_t row_keys) const;
+    /// REQUIRES !full.empty() and slowdown >= 1.
+    int64_t layers(std::span<const char> full, int64_t rows, int64_t row_keys, double slowdown) const;
+
+    /// Rows of the next step: `many`, if a layer of so many that see up to `keys` keys each takes no longer than a part
+    /// may; else, or while a time is unknown, `few`.
+    int32_t rows(int32_t few, int32_t many, int64_t keys, double slowdown) const;
 
     /// Seconds; 0: unknown.
     double decode_seconds() const { return decode_; }
@@ -49,7 +50,6 @@ class PromptPace {
     double base(int64_t rows) const;
     double keys(int64_t row_keys) const { return static_cast<double>(row_keys) * per_key_; }
 
-    double slowdown_;
     double decode_ = 0;
     double per_key_ = 0;
     std::array<Known, 32> known_;

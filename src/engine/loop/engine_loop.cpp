@@ -18,7 +18,6 @@ SchedulerOptions scheduler_options(const EngineOptions& o, int64_t vocab_size) {
     SchedulerOptions s;
     s.max_running = o.max_running;
     s.prefill_rows = o.chunk_rows;
-    s.prefill_rows_beside = std::min(o.prefill_rows_beside, o.chunk_rows);
     s.quantum = std::min(s.quantum, o.chunk_rows);
     s.scored_rows = static_cast<int32_t>(
         std::clamp<int64_t>(kScoredBytes / (vocab_size * int64_t{sizeof(float)}), 1, o.chunk_rows));
@@ -38,7 +37,6 @@ bool reads_whole_prompt(const Answer& answer) { return answer.job().prompt_logpr
 EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
     : machine_(machine),
       interrupted_(std::move(interrupted)),
-      pace_(machine.options().slowdown),
       slots_(static_cast<size_t>(machine.options().max_running)),
       scheduler_(machine.cache(), scheduler_options(machine.options(), machine.model().info().vocab_size), hooks()) {
     make_speculator();

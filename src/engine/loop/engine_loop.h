@@ -199,7 +199,9 @@ class EngineLoop {
     bool try_run(const std::function<void()>& run);
     enum class Prompts { none, under_way, complete, failed };
     void begin_prompts(const StepPlan& plan);
-    Prompts run_prompts(bool beside);
+    Prompts run_prompts(int64_t decoding);
+    double slowdown(int64_t decoding) const;
+    int32_t rows_beside() const;
     void finish_prompts(Prompts prompts);
     void keep_pace(int64_t decoded_us, int64_t steps, bool parts_run);
     void start_slot(const Answer& answer, int32_t slot, int64_t least);

@@ -39,6 +39,7 @@ void EngineLoop::step() {
 void EngineLoop::run_step() {
     begin_masks();
     propose_drafts();
+    scheduler_.read_beside(rows_beside());
     const StepPlan& plan = scheduler_.plan(now_us());
     if (fault_) {
         scheduler_.abandon();
@@ -81,7 +82,7 @@ void EngineLoop::run(const StepPlan& plan) {
         run_part(host_items_, host_ids_, Family::decode);
         decoded_us = now_us();
     }
-    const Prompts prompts = run_prompts(!plan.decode.empty());
+    const Prompts prompts = run_prompts(std::ssize(plan.decode));
     if (!device_rows_.empty()) {
         steps = run_on_device(steps);  // its tokens come while prompts are still being read
         decoded_us = now_us();

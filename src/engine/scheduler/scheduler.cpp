@@ -37,6 +37,13 @@ Scheduler::~Scheduler() = default;
 
 int64_t Scheduler::retry_after_us() const { return std::max<int64_t>({1000, start_gap_, now_ - last_start_}); }
 
+int64_t Scheduler::longest_prompt() const {
+    int64_t longest = 0;
+    for (const Request* r : running_)
+        if (r->in_prompt()) longest = std::max(longest, r->prompt_size);
+    return longest;
+}
+
 int64_t Scheduler::begun() const {
     return running() + std::count_if(waiting_.begin(), waiting_.end(), [](const Request* r) { return r->begun(); });
 }

@@ -75,6 +75,8 @@ class Scheduler {
 
     /// Whether requests that have never run may start. They may at first.
     void admit_new(bool may) { admit_new_ = may; }
+    /// SchedulerOptions::prefill_rows_beside from the next plan on. REQUIRES rows > 0.
+    void read_beside(int32_t rows) { options_.prefill_rows_beside = rows; }
     /// Requests that have run and have not left: the running and the preempted.
     int64_t begun() const;
 
@@ -84,6 +86,8 @@ class Scheduler {
     const SequenceState* state(RequestId id) const;
     int64_t waiting() const { return std::ssize(waiting_); }
     int64_t running() const { return std::ssize(running_); }
+    /// Tokens of the longest prompt that runs and is not read to its end; 0 without one.
+    int64_t longest_prompt() const;
     /// Sessions whose share is remembered.
     int64_t sessions() const { return share_.known(); }
     const SchedulerCounts& counts() const { return counts_; }
