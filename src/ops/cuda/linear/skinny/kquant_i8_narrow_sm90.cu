@@ -212,8 +212,8 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) kquant_i8_narrow_kernel(con
                 const int low = first_low + 4 * h;
                 float part[NT][4];
                 multiply(low, part);
+                __syncwarp();  // the warp's scales have been read: the next stage's come there
                 if constexpr (C == 1) {
-                    __syncwarp();
 #pragma unroll
                     for (int i = 0; i < 4 * NT; ++i)
                         sum[i / 4][i % 4] =
