@@ -24,7 +24,7 @@ const stored = (words) =>
     };
   });
 
-export async function testMcp(scripted, model) {
+export async function testMcp(scripted, model, shoot) {
   const adder = await mcpServer();
   const named = Object.entries({ adder: adder.url, hangs: await hangingServer(), locked: await lockedServer() });
   const url = await scriptServer(scripted, model, kScript, ...named.flatMap(([name, at]) => ['--mcp', `${name}=${at}/mcp`]));
@@ -44,6 +44,7 @@ export async function testMcp(scripted, model) {
     await reads(card.getByLabel('Arguments'), /"a": 12,\s+"b": 30/);
     assert.equal(calls().length, 0, 'nothing is called before it is confirmed');
     await accessible(page, 'MCP call');
+    await shoot(page, 'mcp');
     for (let i = 0; i < 40 && !(await run.evaluate((button) => button === document.activeElement)); ++i) await page.keyboard.press('Shift+Tab');
     await focused(run);
     await page.keyboard.press('Tab');

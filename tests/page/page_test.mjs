@@ -332,5 +332,5 @@ await test('on a phone, in the dark', async () => {
   await page.leave();
 });
 
-await testMcp(scripted, model);
+await testMcp(scripted, model, shoot);
 await close();
