@@ -195,9 +195,7 @@ struct KnownType {
 };
 constexpr KnownType kUnsupported[] = {
     {4, "q4_2", true},        {5, "q4_3", true},        {9, "q8_1", false},     {15, "q8_k", false},
-    {16, "iq2_xxs", false},   {17, "iq2_xs", false},    {18, "iq3_xxs", false}, {19, "iq1_s", false},
-    {21, "iq3_s", false},     {22, "iq2_s", false},     {29, "iq1_m", false},   {31, "q4_0_4_4", true},
-    {32, "q4_0_4_8", true},   {33, "q4_0_8_8", true},   {34, "tq1_0", false},   {36, "iq4_nl_4_4", true},
+    {31, "q4_0_4_4", true},   {32, "q4_0_4_8", true},   {33, "q4_0_8_8", true}, {36, "iq4_nl_4_4", true},
     {37, "iq4_nl_4_8", true}, {38, "iq4_nl_8_8", true},
 };
 
@@ -249,8 +247,8 @@ uint64_t saturating_sum(int64_t a, int64_t b, int64_t c) {
 }
 
 // Gives each tensor its bytes, after checking that together they fill the rest of the file.
-void place_gguf_tensors(std::span<const std::byte> image, int64_t data, std::vector<GgufEntry> entries, GgufImage& parsed,
-                   const std::string& file) {
+void place_gguf_tensors(std::span<const std::byte> image, int64_t data, std::vector<GgufEntry> entries,
+                        GgufImage& parsed, const std::string& file) {
     std::sort(entries.begin(), entries.end(), [](const GgufEntry& a, const GgufEntry& b) { return a.begin < b.begin; });
     const int64_t room = std::ssize(image) - data;
     int64_t end = 0;

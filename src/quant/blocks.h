@@ -11,7 +11,7 @@
 namespace riptide {
 
 constexpr int kBlock = 32;        // values of a simple block
-constexpr int kSuperBlock = 256;  // values of a K, IQ4_XS or TQ2_0 block
+constexpr int kSuperBlock = 256;  // values of a K, TQ1_0, TQ2_0 or IQ block (but for IQ4_NL)
 
 #define RT_PACKED __attribute__((packed))
 
@@ -132,6 +132,75 @@ struct RT_PACKED BlockTQ2_0 {
     uint16_t d;
 };
 
+/// x = d * (q - 1), q in 0..2, base 3: digit n of byte b is floor(3 (b 3^n mod 256) / 256). Digit n of qs[32 h + m]:
+/// element 160 h + m + (h == 0 ? 32 : 16) n, m below 32 for h = 0, below 16 for h = 1; of qh[m]: element 240 + 4 n + m.
+struct RT_PACKED BlockTQ1_0 {
+    uint8_t qs[48];
+    uint8_t qh[4];
+    uint16_t d;
+};
+
+// IQ2 and IQ3: x = sign * db * magnitude. Eight magnitudes are an entry of a grid of eight, or two of four
+// (iq_grids.h). Seven bits of signs have an eighth that makes the number of minus signs even; a set bit j is a minus at
+// element j.
+
+/// 8 groups of 32, of which qs[8 g ..] are two words: four grid codes; then signs (7 bits each) and, on top, s:
+/// db = d * (0.5 + s) * 0.25.
+struct RT_PACKED BlockIQ2XXS {
+    uint16_t d;
+    uint8_t qs[64];
+};
+
+/// Eights: 9 bits of grid code, 7 of signs. s: a nibble for each 16 elements; db as in IQ2_XXS.
+struct RT_PACKED BlockIQ2XS {
+    uint16_t d;
+    uint16_t qs[32];
+    uint8_t scales[8];
+};
+
+/// Eights: a grid code of qs and two bits of qh (2 l of qh[g], l the eight's place in its 32), a byte of signs. s as
+/// there.
+struct RT_PACKED BlockIQ2S {
+    uint16_t d;
+    uint8_t qs[32];
+    uint8_t signs[32];
+    uint8_t qh[8];
+    uint8_t scales[8];
+};
+
+/// Fours have a grid code each. gas[4 g ..]: signs and s of 32, as in IQ2_XXS's second word: db = d * (0.5 + s) * 0.5.
+struct RT_PACKED BlockIQ3XXS {
+    uint16_t d;
+    uint8_t qs[64];
+    uint8_t gas[32];
+};
+
+/// Fours: a grid code of qs and a bit of qh (bit i of qh[g], i the four's place in its 32); eights: a byte of signs.
+/// s: a nibble for each 32 elements; db = d * (1 + 2 s).
+struct RT_PACKED BlockIQ3S {
+    uint16_t d;
+    uint8_t qs[64];
+    uint8_t qh[8];
+    uint8_t signs[32];
+    uint8_t scales[4];
+};
+
+/// x = d * (2 s + 1) * (q + delta), q in -1..1, delta = +-0.125. 8 groups of 32: qs[4 g + l] and bits 3 l of qh[g] are
+/// a grid code of eight; bits 12 to 14 are s, bit 15 is delta's sign.
+struct RT_PACKED BlockIQ1S {
+    uint16_t d;
+    uint8_t qs[32];
+    uint16_t qh[8];
+};
+
+/// As IQ1_S, with a nibble of qh for each eight (three bits of the code, delta's sign) and s for each 16 elements:
+/// three bits of the words in `scales`, four a word, whose top nibbles are d.
+struct RT_PACKED BlockIQ1M {
+    uint8_t qs[32];
+    uint8_t qh[16];
+    uint16_t scales[4];
+};
+
 /// KV rows only (see kv_codec.h): x = d * kTQ3Values[q], in the rotated domain.
 /// Low two bits of q of element i: qs[i / 4] >> 2 (i % 4); bit 2: bit i % 8 of qh[i / 8].
 struct RT_PACKED BlockTQ3_0 {
@@ -187,6 +256,14 @@ static_assert(sizeof(BlockIQ4XS) == 136 && alignof(BlockIQ4XS) == 1);
 static_assert(sizeof(BlockMxfp4) == 17 && alignof(BlockMxfp4) == 1);
 static_assert(sizeof(BlockNvfp4) == 36 && alignof(BlockNvfp4) == 1);
 static_assert(sizeof(BlockTQ2_0) == 66 && alignof(BlockTQ2_0) == 1);
+static_assert(sizeof(BlockTQ1_0) == 54 && alignof(BlockTQ1_0) == 1);
+static_assert(sizeof(BlockIQ2XXS) == 66 && alignof(BlockIQ2XXS) == 1);
+static_assert(sizeof(BlockIQ2XS) == 74 && alignof(BlockIQ2XS) == 1);
+static_assert(sizeof(BlockIQ2S) == 82 && alignof(BlockIQ2S) == 1);
+static_assert(sizeof(BlockIQ3XXS) == 98 && alignof(BlockIQ3XXS) == 1);
+static_assert(sizeof(BlockIQ3S) == 110 && alignof(BlockIQ3S) == 1);
+static_assert(sizeof(BlockIQ1S) == 50 && alignof(BlockIQ1S) == 1);
+static_assert(sizeof(BlockIQ1M) == 56 && alignof(BlockIQ1M) == 1);
 static_assert(sizeof(BlockTQ3_0) == 14 && alignof(BlockTQ3_0) == 1);
 
 }  // namespace riptide

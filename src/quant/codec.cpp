@@ -80,7 +80,8 @@ void dequantize(DType type, const void* src, float* dst, int64_t n) {
         default:
             break;
     }
-    if (!codec::decode_simple(type, src, dst, n) && !codec::decode_super(type, src, dst, n))
+    if (!codec::decode_simple(type, src, dst, n) && !codec::decode_super(type, src, dst, n) &&
+        !codec::decode_iq(type, src, dst, n))
         fail("values of type {} cannot be read as weights", dtype_name(type));
 }
 

@@ -43,6 +43,15 @@ bool has_dot(DType type) {
         case DType::i4_pack:
         case DType::i8_pack:
         case DType::f4_pack:
+        case DType::tq1_0:
+        case DType::tq2_0:
+        case DType::iq1_s:
+        case DType::iq1_m:
+        case DType::iq2_xxs:
+        case DType::iq2_xs:
+        case DType::iq2_s:
+        case DType::iq3_xxs:
+        case DType::iq3_s:
             return true;
         default:
             return uses_int8_activations(type);

@@ -90,6 +90,19 @@ void put_scales(DType type, uint8_t* b, float sigma, Random& random) {
         case DType::tq2_0:
             for (int i = 0; i < 64; ++i) b[i] = static_cast<uint8_t>(b[i] & ~(b[i] << 1 & 0xAA));  // no code 3
             return put_f16(b + 64, random.sign() * sigma * vary / 0.8f);
+        case DType::tq1_0: return put_f16(b + 52, random.sign() * sigma * vary / 0.817f);
+        case DType::iq1_s: return put_f16(b, random.sign() * sigma * vary / 7.2f);
+        case DType::iq1_m: {
+            const uint16_t d = f32_to_f16(random.sign() * sigma * vary / 7.2f);
+            for (int i = 0; i < 4; ++i)
+                b[49 + 2 * i] = static_cast<uint8_t>((b[49 + 2 * i] & 15) | (d >> (4 * i) & 15) << 4);
+            return;
+        }
+        case DType::iq2_xxs: return put_f16(b, random.sign() * sigma * vary / 53.1f);
+        case DType::iq2_xs:
+        case DType::iq2_s: return put_f16(b, random.sign() * sigma * vary / 56.0f);
+        case DType::iq3_xxs:
+        case DType::iq3_s: return put_f16(b, random.sign() * sigma * vary / 141.5f);
         case DType::mxfp4: {
             const int exponent = static_cast<int>(std::lround(std::log2(sigma / 2.7f))) + 127;
             b[0] = static_cast<uint8_t>(exponent < 1 ? 1 : exponent > 254 ? 254 : exponent);

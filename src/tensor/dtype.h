@@ -16,6 +16,7 @@ enum class DType : uint8_t {
     q4_0, q4_1, q5_0, q5_1, q8_0,
     q2_k, q3_k, q4_k, q5_k, q6_k,
     iq4_nl, iq4_xs, mxfp4, nvfp4, tq2_0,
+    iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, tq1_0,
     tq3_0,
     i4_pack, i8_pack, f4_pack,
     // Weights as GPU kernels read them, made by WeightStore: never in a file. See quant/planes.h.

@@ -263,5 +263,21 @@ TEST(EngineParts, where_more_answers_wait_than_decode_their_prompts_get_more_of_
     EXPECT_LE(longest_gap(7), 8.0);
 }
 
+TEST(EngineParts, prompts_that_fit_a_step_are_read_whole_so_that_the_first_need_not_wait_for_the_last) {
+    RT_CPU_ONLY("the fake model is host code");
+    EngineOptions o = LoopWorld::options();
+    o.context = 1024;
+    o.kv_tokens = 4096;
+    o.chunk_rows = 1200;
+    LoopWorld world(o);
+    std::vector<RequestId> asked;
+    for (int32_t i = 0; i < 4; ++i) asked.push_back(world.ask(LoopWorld::prompt(600, 10, 2 + i), 10));
+    world.loop.step();
+    const auto begun =
+        std::count_if(asked.begin(), asked.end(), [&](RequestId id) { return !world.heard(id).tokens.empty(); });
+    EXPECT_EQ(begun, 2);
+    world.run();
+}
+
 }  // namespace
 }  // namespace riptide::testing

@@ -150,7 +150,7 @@ TEST(GgufBadInput, tensor_types) {
     expect_gguf_refused(two_tensors(64, "v", 0xffffffff).bytes, {"unknown type 4294967295"});
     expect_gguf_refused(two_tensors(64, "v", 4).bytes, {"tensor v has type q4_2 (4), which GGUF has removed"});
     expect_gguf_refused(two_tensors(64, "v", 31).bytes, {"q4_0_4_4 (31)", "removed"});
-    expect_gguf_refused(two_tensors(64, "v", 16).bytes, {"iq2_xxs (16)", "not supported"});
+    expect_gguf_refused(two_tensors(64, "v", 15).bytes, {"q8_k (15)", "not supported"});
     expect_gguf_refused(two_tensors(64, "v", 2, 33).bytes, {"tensor v [33]", "q4_0", "32"});
 }
 

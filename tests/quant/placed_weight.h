@@ -55,7 +55,6 @@ inline RandomWeight scrambled(const WeightKind& kind, int64_t rows, int64_t cols
 
 inline std::vector<WeightKind> kinds() {
     std::vector<WeightKind> all = test::all_weight_kinds();
-    all.push_back({DType::tq2_0});
     all.push_back({DType::i4_pack, DType::f8_e4m3, 1, 64});
     all.push_back({DType::i4_pack, DType::bf16, 1, 16});
     all.push_back({DType::i8_pack, DType::bf16, 1, 512});

@@ -32,7 +32,9 @@ TEST(Planes, every_type_of_a_checkpoint_has_its_placement) {
         {DType::f32, DType::f32},           {DType::f16, DType::f16},           {DType::bf16, DType::bf16},
         {DType::f8_e4m3, DType::f8_e4m3},   {DType::q2_k, DType::f16},          {DType::q3_k, DType::f16},
         {DType::q4_1, DType::f16},          {DType::q5_0, DType::f16},          {DType::q5_1, DType::f16},
-        {DType::tq2_0, DType::f16}};
+        {DType::tq2_0, DType::f16},         {DType::tq1_0, DType::f16},         {DType::iq1_s, DType::f16},
+        {DType::iq1_m, DType::f16},         {DType::iq2_xxs, DType::f16},       {DType::iq2_xs, DType::f16},
+        {DType::iq2_s, DType::f16},         {DType::iq3_xxs, DType::f16},       {DType::iq3_s, DType::f16}};
     for (const auto& [from, to] : expected) {
         const RandomWeight random({from}, 3, 256, 5);
         const Placement plan = plan_placement(random.w, {.bf16 = false});  // these f32 values bf16 can hold

@@ -67,6 +67,9 @@ inline const std::vector<WeightKind>& all_weight_kinds() {
         {DType::mxfp4},
         {DType::nvfp4},
         {DType::nvfp4, DType::f32, 0, 0, 0.02f},
+        {DType::tq2_0},
+        {DType::iq2_s},
+        {DType::iq1_m},
     };
     return kinds;
 }

@@ -18,7 +18,7 @@ SchedulerOptions scheduler_options(const EngineOptions& o, int64_t vocab_size) {
     SchedulerOptions s;
     s.max_running = o.max_running;
     s.prefill_rows = o.chunk_rows;
-    s.quantum = std::min(s.quantum, o.chunk_rows);
+    s.quantum = o.chunk_rows;  // smaller ones would let more prompts share a step, and all of them end later
     s.scored_rows = static_cast<int32_t>(
         std::clamp<int64_t>(kScoredBytes / (vocab_size * int64_t{sizeof(float)}), 1, o.chunk_rows));
     s.max_queue = INT32_MAX;  // bounded where requests come in

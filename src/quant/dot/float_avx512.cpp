@@ -187,8 +187,9 @@ void expand_row(const Weight& w, int64_t o, float* out) {
     for (int64_t c = w.cols; c < padded; ++c) out[c] = 0.0f;
 }
 
-template <DType T>
-void dot_expanded(const DotTask& task) {
+void expand_any_row(const Weight& w, int64_t o, float* out) { expand_float_row(w, o, (w.cols + 15) / 16 * 16, out); }
+
+void dot_expanded(const DotTask& task, void (*expand)(const Weight&, int64_t row, float*)) {
     const int64_t stride = Int8Row::padded(task.w->cols);
     auto* rows = static_cast<float*>(task.scratch);
     const uint8_t* w[kTile];
@@ -197,7 +198,7 @@ void dot_expanded(const DotTask& task) {
         for (int64_t o = task.row_begin; o < task.row_end; o += kTile) {
             const int64_t count = task.row_end - o < kTile ? task.row_end - o : kTile;
             for (int64_t r = 0; r < count; ++r) {
-                expand_row<T>(*task.w, o + r, rows + r * stride);
+                expand(*task.w, o + r, rows + r * stride);
                 w[r] = reinterpret_cast<const uint8_t*>(rows + r * stride);
             }
             multiply<F32>(w, count, task, begin, end, task.y + o - task.row_begin);
@@ -211,19 +212,21 @@ void dot_float_avx512(const DotTask& task) {
     const bool plain = task.w->scales == nullptr && task.w->scale == 1.0f;
     switch (task.w->dtype) {
         case DType::f32:
-            return plain ? dot_plain<F32>(task) : dot_expanded<DType::f32>(task);
+            return plain ? dot_plain<F32>(task) : dot_expanded(task, expand_row<DType::f32>);
         case DType::f16:
-            return plain ? dot_plain<F16>(task) : dot_expanded<DType::f16>(task);
+            return plain ? dot_plain<F16>(task) : dot_expanded(task, expand_row<DType::f16>);
         case DType::bf16:
-            return plain ? dot_plain<BF16>(task) : dot_expanded<DType::bf16>(task);
+            return plain ? dot_plain<BF16>(task) : dot_expanded(task, expand_row<DType::bf16>);
         case DType::f8_e4m3:
-            return dot_expanded<DType::f8_e4m3>(task);
+            return dot_expanded(task, expand_row<DType::f8_e4m3>);
         case DType::i8_pack:
-            return dot_expanded<DType::i8_pack>(task);
+            return dot_expanded(task, expand_row<DType::i8_pack>);
         case DType::i4_pack:
-            return dot_expanded<DType::i4_pack>(task);
+            return dot_expanded(task, expand_row<DType::i4_pack>);
+        case DType::f4_pack:
+            return dot_expanded(task, expand_row<DType::f4_pack>);
         default:
-            return dot_expanded<DType::f4_pack>(task);
+            return dot_expanded(task, expand_any_row);
     }
 }
 
