@@ -13,7 +13,7 @@ namespace {
 
 struct IqType {
     DType type;
-    uint64_t hash;  // of what ggml's reader makes of made_blocks() (FNV-1a of the values' bytes)
+    uint64_t hash;  // of what ggml's reader makes of made_blocks() (FNV-1a of the values' bytes); of TQ1_0, of ours
 };
 
 class CodecIq : public ::testing::TestWithParam<IqType> {};
