@@ -76,11 +76,21 @@ sanitize() { # TOOL NAME BINARY FILTER
 rm -f "$out/failed"
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), $(date -u +%F), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
 
+# NAME SHARES: the tests of one program, in as many processes at a time.
+shared_out() {
+  local i
+  for ((i = 0; i < $2; ++i)); do
+    run "$1.$i" 600 env GTEST_TOTAL_SHARDS="$2" GTEST_SHARD_INDEX=$i "$(binary "$1")" --device cuda &
+  done
+}
 if has tests; then
   run test_base 60 "$(binary test_base)"
-  for name in quant ops cache engine apps; do run "test_$name" 240 "$(binary "test_$name")" --device cuda; done
+  for name in test_quant test_apps test_cache; do shared_out $name 1; done
+  shared_out test_ops 3
+  shared_out test_engine 6
 fi
-has models && run test_models 240 "$(binary test_models)" --device cuda
+has models && shared_out test_models 3
+wait
 # Replayed chains of kernels while other processes use the GPU: what clusters and early launches rely on is slow then.
 if has shared; then
   run shared_gpu 100 bash -c 'end=$((SECONDS + 60)); for i in {1..14}; do

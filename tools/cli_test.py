@@ -178,6 +178,9 @@ def synthetic_models():
     (work / "junk.json").write_text("[1, ")
     bad(65, "junk.json", "run", model, "--tokens", work / "junk.json", "-n", 1)
     bad(64, "q9_z", "quantize", model, work / "x.gguf", "--type", "q9_z")
+    bad(64, "only random weights", "quantize", model, work / "x.gguf", "--type", "iq3_s")
+    good("synth", work / "mixed.gguf", "--shape", "laguna-tiny", "--type", "mixed")
+    expect(len(good("run", work / "mixed.gguf", "--prompt", "a", "-n", 4, "--ignore-eos")) > 0, "fifteen types in one file run")
     bad(64, "laguna-xxl", "synth", work / "x.gguf", "--shape", "laguna-xxl")
     if run("run", model, "--tokens", ids, "-n", 1, "--device", "cuda").returncode != 0:  # no GPU: a sentence, not a crash
         for command in (["run", model, "--tokens", ids, "-n", 1], ["bench", model], ["ppl", model, "--text", ids]):

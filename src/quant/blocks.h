@@ -211,10 +211,18 @@ struct RT_PACKED BlockTQ3_0 {
 
 #undef RT_PACKED
 
+/// What the sixteen codes of four bits of a format stand for.
+enum class LevelSet : uint8_t { iq4, e2m1, iq1_iq2, iq3_xxs, iq3_s };
+inline constexpr int8_t kLevels[5][16] = {
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+    {-43, -25, -9, -8, -7, -1, 1, 7, 8, 9, 25, 43},  // eight times q + delta of IQ1; IQ2's signed magnitudes
+    {-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62},
+    {-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15}};
 /// The 16 levels of IQ4_NL and IQ4_XS.
-inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr const int8_t (&kIQ4Values)[16] = kLevels[0];
 /// E2M1 (sign, two exponent bits, one mantissa bit) as twice its value, an integer. Source: OCP microscaling 1.0.
-inline constexpr int8_t kE2M1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr const int8_t (&kE2M1Doubled)[16] = kLevels[1];
 
 /// The six-bit scales s[0..7] and minima m[0..7] of a Q4_K or Q5_K block, unpacked.
 struct KScales {

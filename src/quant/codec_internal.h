@@ -12,7 +12,7 @@ namespace riptide::codec {
 /// Decoders of whole blocks, by family. False: not a type of this family.
 bool decode_simple(DType type, const void* src, float* dst, int64_t n);  // blocks of 32 and 64
 bool decode_super(DType type, const void* src, float* dst, int64_t n);   // blocks of 256
-bool decode_iq(DType type, const void* src, float* dst, int64_t n);      // blocks of 256 from grids, or in base 3
+bool decode_iq(DType type, const void* src, float* dst, int64_t n);      // blocks of 256 with an Int8Block
 
 /// Encoders of whole blocks of finite values, by family. False: not a type of this family.
 bool encode_simple(DType type, const float* src, void* dst, int64_t n);

@@ -1,11 +1,14 @@
-// Decoders of IQ1, IQ2, IQ3 and TQ1_0: formulas in blocks.h, rounded in the order written here.
+// Decoders of IQ1, IQ2, IQ3, TQ1_0 and TQ2_0: formulas in blocks.h.
 #include <bit>
+#include <iterator>
 
+#include "base/error.h"
 #include "quant/blocks.h"
 #include "quant/codec_internal.h"
+#include "quant/int8_block.h"
 #include "quant/iq_grids.h"
 
-namespace riptide::codec {
+namespace riptide {
 
 namespace {
 
@@ -15,155 +18,221 @@ uint32_t word(const uint8_t* from) {
     return w;
 }
 
-/// Seven signs and the one that makes the number of set bits even.
-uint32_t even_signs(uint32_t seven) {
-    seven &= 127;
-    return seven | static_cast<uint32_t>(std::popcount(seven) & 1) << 7;
-}
+/// The grids' entries as bytes, and what makes bytes negative, so that eight elements are made at once.
+struct Tables {
+    uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024];  // magnitudes
+    uint64_t iq1_s[2048];                             // 8 q + 128
+    uint32_t iq3_xxs[256], iq3_s[512];                // magnitudes
+    uint64_t minus[256];                              // bit j: byte j is 255
+    uint64_t even[128];                               // of seven signs and an eighth that makes their number even
 
-float signed_value(float db, uint8_t magnitude, uint32_t minus) {
-    return db * static_cast<float>(magnitude) * (minus != 0 ? -1.0f : 1.0f);
-}
-
-void put_eight(float db, uint32_t entry, uint32_t signs, float* __restrict y) {
-    for (int j = 0; j < 8; ++j) y[j] = signed_value(db, kIQ2Levels[entry >> (2 * j) & 3], signs >> j & 1);
-}
-
-void put_fours(float db, const uint8_t* levels, uint32_t first, uint32_t second, uint32_t signs, float* __restrict y) {
-    for (int j = 0; j < 4; ++j) {
-        y[j] = signed_value(db, levels[first >> (3 * j) & 7], signs >> j & 1);
-        y[4 + j] = signed_value(db, levels[second >> (3 * j) & 7], signs >> (4 + j) & 1);
+    Tables() {
+        const auto eights = [](const uint16_t* grid, size_t n, uint64_t* out, const auto& byte) {
+            for (size_t i = 0; i < n; ++i) {
+                out[i] = 0;
+                for (int j = 0; j < 8; ++j) out[i] |= uint64_t{byte(grid[i] >> (2 * j) & 3)} << (8 * j);
+            }
+        };
+        const auto magnitude = [](int level) { return kIQ2Levels[level]; };
+        eights(kIQ2XXSGrid, std::size(iq2_xxs), iq2_xxs, magnitude);
+        eights(kIQ2XSGrid, std::size(iq2_xs), iq2_xs, magnitude);
+        eights(kIQ2SGrid, std::size(iq2_s), iq2_s, magnitude);
+        eights(kIQ1SGrid, std::size(iq1_s), iq1_s,
+               [](int level) { return static_cast<uint8_t>(8 * kIQ1Levels[level] + 128); });
+        const auto fours = [](const uint16_t* grid, size_t n, uint32_t* out, const uint8_t* levels) {
+            for (size_t i = 0; i < n; ++i) {
+                out[i] = 0;
+                for (int j = 0; j < 4; ++j) out[i] |= uint32_t{levels[grid[i] >> (3 * j) & 7]} << (8 * j);
+            }
+        };
+        fours(kIQ3XXSGrid, std::size(iq3_xxs), iq3_xxs, kIQ3XXSLevels);
+        fours(kIQ3SGrid, std::size(iq3_s), iq3_s, kIQ3SLevels);
+        for (size_t signs = 0; signs < 256; ++signs) {
+            minus[signs] = 0;
+            for (int j = 0; j < 8; ++j) minus[signs] |= (signs >> j & 1) * (uint64_t{255} << (8 * j));
+        }
+        for (size_t seven = 0; seven < 128; ++seven) even[seven] = minus[seven | (std::popcount(seven) & 1u) << 7];
     }
+};
+const Tables kTables;
+
+constexpr uint64_t kOnes = 0x0101010101010101u;
+
+/// Eight magnitudes above zero with their signs.
+void put_eight(uint64_t magnitudes, uint64_t minus, int8_t* q) {
+    const uint64_t out = (magnitudes ^ minus) + (minus & kOnes);
+    std::memcpy(q, &out, sizeof out);
 }
 
-void put_ternary(float dl, uint32_t entry, bool negative, float* __restrict y) {
-    const float delta = negative ? -0.125f : 0.125f;
-    for (int j = 0; j < 8; ++j) y[j] = dl * (static_cast<float>(kIQ1Levels[entry >> (2 * j) & 3]) + delta);
+void put_fours(uint32_t first, uint32_t second, uint64_t minus, int8_t* q) {
+    put_eight(first | uint64_t{second} << 32, minus, q);
 }
 
-void decode_iq_block(const BlockIQ2XXS& b, float* __restrict y) {
+/// Eight times q + delta.
+void put_ternary(uint64_t entry, bool negative, int8_t* q) {
+    const uint64_t out = (negative ? entry - kOnes : entry + kOnes) ^ 0x80 * kOnes;
+    std::memcpy(q, &out, sizeof out);
+}
+
+/// Of the 32 elements of group g.
+void put_scale(Int8Block& out, int g, float scale) { out.scales[2 * g] = out.scales[2 * g + 1] = scale; }
+
+void expand(const BlockIQ2XXS& b, Int8Block& out) {
     const float d = f16_to_f32(b.d);
     for (int g = 0; g < 8; ++g) {
         const uint32_t signs = word(b.qs + 8 * g + 4);
-        const float db = d * (0.5f + static_cast<float>(signs >> 28)) * 0.25f;
+        put_scale(out, g, d * (0.5f + static_cast<float>(signs >> 28)) * 0.25f);
         for (int l = 0; l < 4; ++l)
-            put_eight(db, kIQ2XXSGrid[b.qs[8 * g + l]], even_signs(signs >> (7 * l)), y + 32 * g + 8 * l);
+            put_eight(kTables.iq2_xxs[b.qs[8 * g + l]], kTables.even[signs >> (7 * l) & 127],
+                      out.codes + 32 * g + 8 * l);
     }
 }
 
-/// db of elements 16 h to 16 h + 15 of a 32 whose nibbles are `scales`.
-float iq2_scale(float d, uint8_t scales, int h) {
-    return d * (0.5f + static_cast<float>(scales >> (4 * h) & 15)) * 0.25f;
+/// The scales of IQ2_XS and IQ2_S.
+void put_iq2_scales(float d, const uint8_t* nibbles, Int8Block& out) {
+    for (int i = 0; i < 16; ++i)
+        out.scales[i] = d * (0.5f + static_cast<float>(nibbles[i / 2] >> (4 * (i % 2)) & 15)) * 0.25f;
 }
 
-void decode_iq_block(const BlockIQ2XS& b, float* __restrict y) {
-    const float d = f16_to_f32(b.d);
+void expand(const BlockIQ2XS& b, Int8Block& out) {
+    put_iq2_scales(f16_to_f32(b.d), b.scales, out);
     for (int i = 0; i < 32; ++i) {
         const uint32_t q = b.qs[i];
-        put_eight(iq2_scale(d, b.scales[i / 4], i % 4 / 2), kIQ2XSGrid[q & 511], even_signs(q >> 9), y + 8 * i);
+        put_eight(kTables.iq2_xs[q & 511], kTables.even[q >> 9], out.codes + 8 * i);
     }
 }
 
-void decode_iq_block(const BlockIQ2S& b, float* __restrict y) {
-    const float d = f16_to_f32(b.d);
+void expand(const BlockIQ2S& b, Int8Block& out) {
+    put_iq2_scales(f16_to_f32(b.d), b.scales, out);
     for (int i = 0; i < 32; ++i) {
         const uint32_t code = b.qs[i] | (static_cast<uint32_t>(b.qh[i / 4]) >> (2 * (i % 4)) & 3) << 8;
-        put_eight(iq2_scale(d, b.scales[i / 4], i % 4 / 2), kIQ2SGrid[code], b.signs[i], y + 8 * i);
+        put_eight(kTables.iq2_s[code], kTables.minus[b.signs[i]], out.codes + 8 * i);
     }
 }
 
-void decode_iq_block(const BlockIQ3XXS& b, float* __restrict y) {
+void expand(const BlockIQ3XXS& b, Int8Block& out) {
     const float d = f16_to_f32(b.d);
     for (int g = 0; g < 8; ++g) {
         const uint32_t signs = word(b.gas + 4 * g);
-        const float db = d * (0.5f + static_cast<float>(signs >> 28)) * 0.5f;
+        put_scale(out, g, d * (0.5f + static_cast<float>(signs >> 28)) * 0.5f);
         for (int l = 0; l < 4; ++l) {
             const uint8_t* const q = b.qs + 8 * g + 2 * l;
-            put_fours(db, kIQ3XXSLevels, kIQ3XXSGrid[q[0]], kIQ3XXSGrid[q[1]], even_signs(signs >> (7 * l)),
-                      y + 32 * g + 8 * l);
+            put_fours(kTables.iq3_xxs[q[0]], kTables.iq3_xxs[q[1]], kTables.even[signs >> (7 * l) & 127],
+                      out.codes + 32 * g + 8 * l);
         }
     }
 }
 
-void decode_iq_block(const BlockIQ3S& b, float* __restrict y) {
+void expand(const BlockIQ3S& b, Int8Block& out) {
     const float d = f16_to_f32(b.d);
     for (int g = 0; g < 8; ++g) {
-        const float db = d * static_cast<float>(1 + 2 * (b.scales[g / 2] >> (4 * (g % 2)) & 15));
+        put_scale(out, g, d * static_cast<float>(1 + 2 * (b.scales[g / 2] >> (4 * (g % 2)) & 15)));
         const auto entry = [&](int i) {  // of the group's eight fours
-            return kIQ3SGrid[b.qs[8 * g + i] | (static_cast<uint32_t>(b.qh[g]) >> i & 1) << 8];
+            return kTables.iq3_s[b.qs[8 * g + i] | (static_cast<uint32_t>(b.qh[g]) >> i & 1) << 8];
         };
         for (int l = 0; l < 4; ++l)
-            put_fours(db, kIQ3SLevels, entry(2 * l), entry(2 * l + 1), b.signs[4 * g + l], y + 32 * g + 8 * l);
+            put_fours(entry(2 * l), entry(2 * l + 1), kTables.minus[b.signs[4 * g + l]], out.codes + 32 * g + 8 * l);
     }
 }
 
-void decode_iq_block(const BlockIQ1S& b, float* __restrict y) {
+void expand(const BlockIQ1S& b, Int8Block& out) {
     const float d = f16_to_f32(b.d);
     for (int g = 0; g < 8; ++g) {
         const uint32_t h = b.qh[g];
-        const float dl = d * static_cast<float>(2 * (h >> 12 & 7) + 1);
+        put_scale(out, g, d * static_cast<float>(2 * (h >> 12 & 7) + 1) * 0.125f);
         for (int l = 0; l < 4; ++l)
-            put_ternary(dl, kIQ1SGrid[b.qs[4 * g + l] | (h >> (3 * l) & 7) << 8], h >> 15 != 0, y + 32 * g + 8 * l);
+            put_ternary(kTables.iq1_s[b.qs[4 * g + l] | (h >> (3 * l) & 7) << 8], h >> 15 != 0,
+                        out.codes + 32 * g + 8 * l);
     }
 }
 
-void decode_iq_block(const BlockIQ1M& b, float* __restrict y) {
+void expand(const BlockIQ1M& b, Int8Block& out) {
     uint32_t bits = 0;
     for (int i = 0; i < 4; ++i) bits |= static_cast<uint32_t>(b.scales[i] >> 12) << (4 * i);
     const float d = f16_to_f32(static_cast<uint16_t>(bits));
+    for (int i = 0; i < 16; ++i)
+        out.scales[i] = d * static_cast<float>(2 * (b.scales[i / 4] >> (3 * (i % 4)) & 7) + 1) * 0.125f;
     for (int i = 0; i < 32; ++i) {
-        const int pair = i / 2;  // of eights: 16 elements
-        const uint32_t h = static_cast<uint32_t>(b.qh[pair]) >> (4 * (i % 2));
-        const float dl = d * static_cast<float>(2 * (b.scales[pair / 4] >> (3 * (pair % 4)) & 7) + 1);
-        put_ternary(dl, kIQ1SGrid[b.qs[i] | (h & 7) << 8], (h & 8) != 0, y + 8 * i);
+        const uint32_t h = static_cast<uint32_t>(b.qh[i / 2]) >> (4 * (i % 2));
+        put_ternary(kTables.iq1_s[b.qs[i] | (h & 7) << 8], (h & 8) != 0, out.codes + 8 * i);
     }
 }
 
-void decode_iq_block(const BlockTQ1_0& b, float* __restrict y) {
+void expand(const BlockTQ1_0& b, Int8Block& out) {
     constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
-    const float d = f16_to_f32(b.d);
     const auto digit = [&](uint8_t byte, int n) {
         const auto shifted = static_cast<uint8_t>(byte * kPower[n]);
-        return static_cast<float>((static_cast<uint16_t>(shifted * 3) >> 8) - 1) * d;
+        return static_cast<int8_t>((static_cast<uint16_t>(shifted * 3) >> 8) - 1);
     };
+    for (float& scale : out.scales) scale = f16_to_f32(b.d);
     for (int n = 0; n < 5; ++n) {
-        for (int m = 0; m < 32; ++m) y[32 * n + m] = digit(b.qs[m], n);
-        for (int m = 0; m < 16; ++m) y[160 + 16 * n + m] = digit(b.qs[32 + m], n);
+        for (int m = 0; m < 32; ++m) out.codes[32 * n + m] = digit(b.qs[m], n);
+        for (int m = 0; m < 16; ++m) out.codes[160 + 16 * n + m] = digit(b.qs[32 + m], n);
     }
     for (int n = 0; n < 4; ++n)
-        for (int m = 0; m < 4; ++m) y[240 + 4 * n + m] = digit(b.qh[m], n);
+        for (int m = 0; m < 4; ++m) out.codes[240 + 4 * n + m] = digit(b.qh[m], n);
 }
 
-template <class Block>
-bool decode_all_iq(const void* src, float* dst, int64_t n) {
-    const auto* blocks = static_cast<const Block*>(src);
-    for (int64_t i = 0; i < n / kSuperBlock; ++i) decode_iq_block(blocks[i], dst + i * kSuperBlock);
-    return true;
+void expand(const BlockTQ2_0& b, Int8Block& out) {
+    for (float& scale : out.scales) scale = f16_to_f32(b.d);
+    for (int i = 0; i < kSuperBlock; ++i)
+        out.codes[i] = static_cast<int8_t>((b.qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3) - 1);
 }
 
 }  // namespace
 
-bool decode_iq(DType type, const void* src, float* dst, int64_t n) {
+int int8_group(DType type) {
     switch (type) {
-        case DType::iq1_s:
-            return decode_all_iq<BlockIQ1S>(src, dst, n);
         case DType::iq1_m:
-            return decode_all_iq<BlockIQ1M>(src, dst, n);
-        case DType::iq2_xxs:
-            return decode_all_iq<BlockIQ2XXS>(src, dst, n);
         case DType::iq2_xs:
-            return decode_all_iq<BlockIQ2XS>(src, dst, n);
         case DType::iq2_s:
-            return decode_all_iq<BlockIQ2S>(src, dst, n);
+            return 16;
+        case DType::iq1_s:
+        case DType::iq2_xxs:
         case DType::iq3_xxs:
-            return decode_all_iq<BlockIQ3XXS>(src, dst, n);
         case DType::iq3_s:
-            return decode_all_iq<BlockIQ3S>(src, dst, n);
+            return 32;
         case DType::tq1_0:
-            return decode_all_iq<BlockTQ1_0>(src, dst, n);
+        case DType::tq2_0:
+            return kSuperBlock;
         default:
-            return false;
+            return 0;
     }
 }
 
-}  // namespace riptide::codec
+void make_int8_block(DType type, const void* block, Int8Block& out) {
+    switch (type) {
+        case DType::iq1_s:
+            return expand(*static_cast<const BlockIQ1S*>(block), out);
+        case DType::iq1_m:
+            return expand(*static_cast<const BlockIQ1M*>(block), out);
+        case DType::iq2_xxs:
+            return expand(*static_cast<const BlockIQ2XXS*>(block), out);
+        case DType::iq2_xs:
+            return expand(*static_cast<const BlockIQ2XS*>(block), out);
+        case DType::iq2_s:
+            return expand(*static_cast<const BlockIQ2S*>(block), out);
+        case DType::iq3_xxs:
+            return expand(*static_cast<const BlockIQ3XXS*>(block), out);
+        case DType::iq3_s:
+            return expand(*static_cast<const BlockIQ3S*>(block), out);
+        case DType::tq1_0:
+            return expand(*static_cast<const BlockTQ1_0*>(block), out);
+        default:
+            RT_ASSERT(type == DType::tq2_0);
+            return expand(*static_cast<const BlockTQ2_0*>(block), out);
+    }
+}
+
+bool codec::decode_iq(DType type, const void* src, float* dst, int64_t n) {
+    if (int8_group(type) == 0) return false;
+    const auto* from = static_cast<const std::byte*>(src);
+    Int8Block block;
+    for (int64_t b = 0; b < n / kSuperBlock; ++b, from += dtype_info(type).block_bytes, dst += kSuperBlock) {
+        make_int8_block(type, from, block);
+        for (int i = 0; i < kSuperBlock; ++i) dst[i] = block.scales[i / 16] * static_cast<float>(block.codes[i]);
+    }
+    return true;
+}
+
+}  // namespace riptide

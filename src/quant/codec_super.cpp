@@ -92,13 +92,6 @@ void decode_block(const BlockIQ4XS& b, float* __restrict y) {
     }
 }
 
-void decode_block(const BlockTQ2_0& b, float* __restrict y) {
-    const float d = f16_to_f32(b.d);
-    uint8_t q[kSuperBlock];
-    two_bit_codes(b.qs, q);
-    for (int i = 0; i < kSuperBlock; ++i) y[i] = static_cast<float>(q[i] - 1) * d;
-}
-
 template <class Block>
 bool decode_all_super(const void* src, float* dst, int64_t n) {
     const auto* blocks = static_cast<const Block*>(src);
@@ -122,8 +115,6 @@ bool decode_super(DType type, const void* src, float* dst, int64_t n) {
             return decode_all_super<BlockQ6K>(src, dst, n);
         case DType::iq4_xs:
             return decode_all_super<BlockIQ4XS>(src, dst, n);
-        case DType::tq2_0:
-            return decode_all_super<BlockTQ2_0>(src, dst, n);
         default:
             return false;
     }

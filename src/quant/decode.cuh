@@ -97,8 +97,31 @@ RT_HD int signed_byte_of(uint32_t word, int i) { return static_cast<int8_t>(word
 struct LevelTable {
     uint32_t w[4];
 };
-RT_HD LevelTable iq4_levels() { return {{0xBFAD9881u, 0xF6EADDCFu, 0x26190D01u, 0x71594535u}}; }   // kIQ4Values
-RT_HD LevelTable e2m1_levels() { return {{0x03020100u, 0x0C080604u, 0xFDFEFF00u, 0xF4F8FAFCu}}; }  // kE2M1Doubled
+constexpr LevelTable table_of(LevelSet set) {
+    LevelTable t{};
+    for (int i = 0; i < 16; ++i) {
+        const auto byte = static_cast<uint8_t>(kLevels[static_cast<int>(set)][i]);
+        t.w[i / 4] |= static_cast<uint32_t>(byte) << (8 * (i % 4));
+    }
+    return t;
+}
+RT_HD LevelTable level_table(uint8_t levels) {
+    constexpr LevelTable iq4 = table_of(LevelSet::iq4), e2m1 = table_of(LevelSet::e2m1),
+                         iq1_iq2 = table_of(LevelSet::iq1_iq2), iq3_xxs = table_of(LevelSet::iq3_xxs),
+                         iq3_s = table_of(LevelSet::iq3_s);
+    switch (static_cast<LevelSet>(levels)) {
+        case LevelSet::iq4:
+            return iq4;
+        case LevelSet::e2m1:
+            return e2m1;
+        case LevelSet::iq1_iq2:
+            return iq1_iq2;
+        case LevelSet::iq3_xxs:
+            return iq3_xxs;
+        default:
+            return iq3_s;
+    }
+}
 RT_HD void look_up(uint32_t q, const LevelTable& t, uint32_t& low, uint32_t& high) {
 #if defined(__CUDA_ARCH__)
     const auto four = [&t](uint32_t n) {  // of the low four nibbles of n
@@ -184,6 +207,16 @@ RT_HD void decode16(const Weight& w, int64_t row, int64_t col, float (&out)[16])
         const float d = float_of_f16(load_as<uint16_t>(static_cast<const char*>(w.scales) + 16 * blocks, sub / 8));
         const float s = d * static_cast<float>(scale);
         for (int j = 0; j < 16; ++j) out[j] = s * static_cast<float>(byte_of(u.w[j / 4], j % 4) - 32) * w.scale;
+    } else if constexpr (T == DType::planes_q2_k) {
+        const int64_t sub = row * (w.cols / 32) + col / 32, blocks = w.rows * (w.cols / 256);
+        const auto codes = load_as<uint32_t>(w.data, 2 * sub + col / 16 % 2);
+        const uint32_t packed = load_as<uint8_t>(w.scales, 2 * sub + col / 16 % 2);
+        const auto d = load_as<uint32_t>(static_cast<const char*>(w.scales) + 16 * blocks, sub / 8);
+        const float s = float_of_f16(static_cast<uint16_t>(d)) * static_cast<float>(packed & 15u);
+        const float m = float_of_f16(static_cast<uint16_t>(d >> 16)) * static_cast<float>(packed >> 4);
+        // s u is exact.
+        for (int j = 0; j < 16; ++j)
+            out[j] = (s * static_cast<float>(codes >> (8 * (j % 4) + 2 * (j / 4)) & 3u) - m) * w.scale;
     } else if constexpr (T == DType::planes_int8) {
         const int64_t sub = row * (w.cols / 32) + col / 32;
         const Words4 q = load_words4(static_cast<const char*>(w.data) + 32 * sub + col / 16 % 2 * 16);
@@ -194,8 +227,8 @@ RT_HD void decode16(const Weight& w, int64_t row, int64_t col, float (&out)[16])
         const float p = plane_at(w, row, col);
         for (int j = 0; j < 16; ++j) out[j] = static_cast<float>(byte_of(u.w[j / 4], j % 4) - 8) * p * w.scale;
     } else {
-        static_assert(T == DType::planes_iq4 || T == DType::planes_e2m1);
-        const LevelTable table = T == DType::planes_iq4 ? iq4_levels() : e2m1_levels();
+        static_assert(T == DType::planes_levels);
+        const LevelTable table = level_table(w.levels);
         const Words4 u = nibble_codes<T>(w, row * (w.cols / 32) + col / 32, static_cast<int>(col / 16 % 2));
         const float p = plane_at(w, row, col);
         for (int t = 0; t < 4; ++t) {
@@ -207,10 +240,11 @@ RT_HD void decode16(const Weight& w, int64_t row, int64_t col, float (&out)[16])
 }
 
 /// Every type that WeightStore places on a GPU.
-#define RT_PLACED_TYPES(X)                                                                                             \
-    X(f32)                                                                                                             \
-    X(f16) X(bf16) X(f8_e4m3) X(planes_q4_k) X(planes_q5_k) X(planes_q6_k) X(planes_int8) X(planes_int4) X(planes_iq4) \
-        X(planes_e2m1)
+#define RT_PLACED_TYPES(X)                                                                                       \
+    X(f32)                                                                                                       \
+    X(f16)                                                                                                       \
+    X(bf16) X(f8_e4m3) X(planes_q4_k) X(planes_q5_k) X(planes_q6_k) X(planes_q2_k) X(planes_int8) X(planes_int4) \
+        X(planes_levels)
 
 /// decode16<w.dtype>. REQUIRES a placed weight; other types give NaN.
 RT_HD void decode16(const Weight& w, int64_t row, int64_t col, float (&out)[16]) {

@@ -1,17 +1,59 @@
 #include "quant/dot.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/error.h"
 #include "quant/codec.h"
 #include "quant/dot/span.h"
+#include "quant/int8_block.h"
 
 namespace riptide {
 
 namespace {
 
-constexpr DotKernels kBaseline = {Isa::baseline, "baseline", quantize_baseline, dot_baseline};
+/// Panels of the widest kernels.
+constexpr int64_t kRowsAtOnce = 16;
+
+int64_t kernel_scratch_bytes(int64_t cols) { return 24 * Int8Row::padded(cols); }
+
+void expand_to_int8(const Weight& w, int64_t row, const Weight& to, std::byte* out) {
+    const auto* from = static_cast<const std::byte*>(w.row(row));
+    const int64_t size = dtype_info(to.dtype).block_bytes;
+    Int8Block block;
+    for (int64_t b = 0; b < w.cols / kSuperBlock; ++b, out += size) {
+        make_int8_block(w.dtype, from + b * dtype_info(w.dtype).block_bytes, block);
+        if (to.dtype == DType::int8_32)
+            for (int g = 0; g < 8; ++g) block.scales[g] = block.scales[2 * g];
+        std::memcpy(out, &block, static_cast<size_t>(size));
+    }
+}
+
+/// Kernel for types that it knows; others become rows of those, some at a time, in scratch memory behind the kernel's.
+template <void (*Kernel)(const DotTask&)>
+void dot(const DotTask& task) {
+    const Weight& w = *task.w;
+    if (int8_group(w.dtype) == 0) return Kernel(task);
+    auto* const memory = static_cast<std::byte*>(task.scratch) + kernel_scratch_bytes(w.cols);
+    Weight some = w;
+    some.dtype = int8_group(w.dtype) == 16 ? DType::int8_16 : DType::int8_32;
+    some.row_bytes = row_bytes(some.dtype, w.cols);
+    some.data = memory;
+    DotTask part = task;
+    part.w = &some;
+    part.row_begin = 0;
+    for (int64_t o = task.row_begin; o < task.row_end; o += kRowsAtOnce) {
+        part.row_end = std::min(kRowsAtOnce, task.row_end - o);
+        for (int64_t r = 0; r < part.row_end; ++r) expand_to_int8(w, o + r, some, memory + r * some.row_bytes);
+        part.y = task.y + (o - task.row_begin);
+        Kernel(part);
+    }
+}
+
+constexpr DotKernels kBaseline = {Isa::baseline, "baseline", quantize_baseline, dot<dot_baseline>};
 #if defined(__x86_64__)
-constexpr DotKernels kAvx2 = {Isa::avx2, "avx2", quantize_avx2, dot_avx2};
-constexpr DotKernels kAvx512 = {Isa::avx512, "avx512", quantize_avx512, dot_avx512};
+constexpr DotKernels kAvx2 = {Isa::avx2, "avx2", quantize_avx2, dot<dot_avx2>};
+constexpr DotKernels kAvx512 = {Isa::avx512, "avx512", quantize_avx512, dot<dot_avx512>};
 #endif
 
 }  // namespace
@@ -30,7 +72,7 @@ bool uses_int8_activations(DType type) {
 #undef X
         return true;
         default:
-            return false;
+            return int8_group(type) > 0;
     }
 }
 
@@ -43,15 +85,6 @@ bool has_dot(DType type) {
         case DType::i4_pack:
         case DType::i8_pack:
         case DType::f4_pack:
-        case DType::tq1_0:
-        case DType::tq2_0:
-        case DType::iq1_s:
-        case DType::iq1_m:
-        case DType::iq2_xxs:
-        case DType::iq2_xs:
-        case DType::iq2_s:
-        case DType::iq3_xxs:
-        case DType::iq3_s:
             return true;
         default:
             return uses_int8_activations(type);
@@ -60,7 +93,10 @@ bool has_dot(DType type) {
 
 // Float rows: four rows expanded to f32. Block rows: a panel of sixteen rows, for each 32 columns 512 bytes of codes
 // and up to four vectors of sixteen scales.
-int64_t dot_scratch_bytes(const Weight& w) { return 24 * Int8Row::padded(w.cols); }
+int64_t dot_scratch_bytes(const Weight& w) {
+    const int64_t rows = int8_group(w.dtype) > 0 ? kRowsAtOnce * row_bytes(DType::int8_16, w.cols) : 0;
+    return kernel_scratch_bytes(w.cols) + rows;
+}
 
 void expand_float_row(const Weight& w, int64_t row, int64_t padded, float* out) {
     dequantize_row(w, row, out);

@@ -15,12 +15,13 @@ namespace riptide {
 //   lane[c % 16] = fma(w_c, x_c, lane[c % 16]) in the order of c; then lanes i and i + 8 are added, i and i + 4, + 2,
 //   + 1.
 //
-// Block weights (q*, iq4_*, mxfp4, nvfp4), activations int8 with one f32 scale for 32 values (see Int8Row):
+// Block weights (all other types of files), activations int8 with one f32 scale for 32 values (see Int8Row):
 //   a weight is s * (u - z) - m with u an unsigned byte, z a constant of the format, s and m exact in f32 and shared by
 //   a group of 32 values, or by each half of it (s0, s1, m0, m1). For group g with activation scale d: S = sum of u * a
 //   (exact int32), A = sum of a (exact); v = s * (S - z A), then fma(s1, S1 - z A1, v) if there are halves; then
 //   fma(-m, A, v) for each m; lane[g % 8] = fma(v, d, lane[g % 8]); missing groups up to a multiple of 8 count as
-//   zeros; y = (((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))) * scale.
+//   zeros; y = (((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))) * scale. Types with an Int8Block: u - z is its
+//   code, s its scale, with halves if int8_group() is 16.
 //
 // Error against the exact product with f32 activations. Quantising x: |x_c - d a_c| <= (0.5 + 2^-16) d, d = amax_32 /
 // 127, so sum_c |w_c| * 0.502 * amax(c) / 127. Rounding: (4 + ceil(K / 256) + 4) * 2^-24 * sum_g d_g (|s| |S - z A| +

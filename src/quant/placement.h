@@ -18,8 +18,7 @@ struct PlacementRules {
 /// A placed matrix is one stretch of memory: data, high, scales, each beginning at a multiple of 256 bytes.
 struct Placement {
     Weight w;                   // as it will be, without memory
-    DType staged =
-        DType::f32;  // the rows that repack_item() takes: as in the file, or f16, or NVFP4's codes as f4_pack
+    DType staged = DType::f32;  // the rows that repack_item() takes: as in the file, or what stage_rows() makes of them
     int64_t staged_row_bytes = 0;
     int64_t data_bytes = 0;
     int64_t high_bytes = 0;

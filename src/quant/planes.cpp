@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "quant/codec.h"
+#include "quant/int8_block.h"
 #include "quant/placement.h"
 #include "quant/repack.h"
 #include "tensor/half.h"
@@ -30,6 +31,7 @@ int64_t scale_entries(const Weight& w) { return ceil_div(w.rows, w.scale_rows) *
 int64_t plane_scale_bytes(const Weight& w) {
     if (w.dtype == DType::planes_q4_k || w.dtype == DType::planes_q5_k) return w.rows * (w.cols / 256) * 16;
     if (w.dtype == DType::planes_q6_k) return w.rows * (w.cols / 256) * 18;
+    if (w.dtype == DType::planes_q2_k) return w.rows * (w.cols / 256) * 20;
     return row_bytes(w.scale_dtype, scale_entries(w));
 }
 
@@ -46,33 +48,61 @@ bool all_bf16(const Weight& w) {
     return true;
 }
 
+/// Blocks whose codes and scales are staged apart.
+void plan_int8_blocks(Placement& plan) {
+    const int group = int8_group(plan.staged);
+    const bool ternary = group == kSuperBlock;
+    plan.w.levels = static_cast<uint8_t>(plan.staged == DType::iq3_s     ? LevelSet::iq3_s
+                                         : plan.staged == DType::iq3_xxs ? LevelSet::iq3_xxs
+                                                                         : LevelSet::iq1_iq2);
+    plan.w.dtype = ternary ? DType::planes_int4 : DType::planes_levels;
+    plan.w.scale_dtype = ternary ? DType::f16 : DType::f32;
+    plan.w.scale_cols = group;
+    plan.staged = ternary ? DType::i4_pack : DType::f4_pack;
+    plan.plane = true;
+}
+
 /// The type of the planes, with scale_dtype and scale_cols if the rows themselves hold the scales.
 bool plan_blocks(Placement& plan) {
-    const auto set = [&plan](DType type, DType scale_dtype = DType::f32, int64_t scale_cols = 1) {
+    const auto set = [&plan](DType type, DType scale_dtype = DType::f32, int64_t scale_cols = 1,
+                             LevelSet levels = LevelSet::iq4) {
         plan.w.dtype = type;
         plan.w.scale_dtype = scale_dtype;
         plan.w.scale_cols = scale_cols;
+        plan.w.levels = static_cast<uint8_t>(levels);
         return true;
     };
+    if (int8_group(plan.staged) > 0) {
+        plan_int8_blocks(plan);
+        return true;
+    }
     switch (plan.staged) {
+        case DType::q2_k:
+            return set(DType::planes_q2_k);
         case DType::q4_k:
             return set(DType::planes_q4_k);
         case DType::q5_k:
             return set(DType::planes_q5_k);
+        case DType::q3_k:
+            plan.staged = DType::q6_k;
+            return set(DType::planes_q6_k);
         case DType::q6_k:
             return set(DType::planes_q6_k);
+        case DType::q5_0:
+            plan.staged = DType::q8_0;
+            return set(DType::planes_int8, DType::f16, 32);
         case DType::q8_0:
             return set(DType::planes_int8, DType::f16, 32);
         case DType::q4_0:
             return set(DType::planes_int4, DType::f16, 32);
         case DType::iq4_nl:
-            return set(DType::planes_iq4, DType::f16, 32);
+            return set(DType::planes_levels, DType::f16, 32);
         case DType::iq4_xs:
-            return set(DType::planes_iq4, DType::f32, 32);
+            return set(DType::planes_levels, DType::f32, 32);
         case DType::mxfp4:
-            return set(DType::planes_e2m1, DType::bf16, 32);
+            return set(DType::planes_levels, DType::bf16, 32, LevelSet::e2m1);
         case DType::nvfp4:
-            return set(DType::planes_e2m1, DType::f16, 16);
+            return set(DType::planes_levels, DType::f16, 16, LevelSet::e2m1);
         default:
             return false;
     }
@@ -86,7 +116,8 @@ std::string plan_packed(const Weight& host, Placement& plan) {
         return fmt::format("no GPU kernels for groups of {} x {}", host.scale_rows, host.scale_cols);
     plan.w.dtype = host.dtype == DType::i4_pack   ? DType::planes_int4
                    : host.dtype == DType::i8_pack ? DType::planes_int8
-                                                  : DType::planes_e2m1;
+                                                  : DType::planes_levels;
+    plan.w.levels = static_cast<uint8_t>(LevelSet::e2m1);
     plan.w.scale_dtype = host.scale_dtype == DType::f8_e4m3 ? DType::f16 : host.scale_dtype;
     plan.plane = true;
     return {};
@@ -115,7 +146,7 @@ void plan_f16(Placement& plan, std::string reason) {
 
 }  // namespace
 
-bool is_planes(DType type) { return type >= DType::planes_q4_k && type <= DType::planes_e2m1; }
+bool is_planes(DType type) { return type >= DType::planes_q4_k && type <= DType::planes_levels; }
 
 int64_t placed_bytes(const Weight& w) {
     const bool scaled = is_planes(w.dtype) || w.scales != nullptr;
@@ -165,9 +196,9 @@ Placement plan_placement(const Weight& host, const PlacementRules& rules) {
 }
 
 bool same_layout(const Placement& a, const Placement& b) {
-    return a.w.dtype == b.w.dtype && a.w.rows == b.w.rows && a.w.cols == b.w.cols && a.plane == b.plane &&
-           a.w.scale_dtype == b.w.scale_dtype && a.w.scale_rows == b.w.scale_rows && a.w.scale_cols == b.w.scale_cols &&
-           a.scale_bytes == b.scale_bytes;
+    return a.w.dtype == b.w.dtype && a.w.levels == b.w.levels && a.w.rows == b.w.rows && a.w.cols == b.w.cols &&
+           a.plane == b.plane && a.w.scale_dtype == b.w.scale_dtype && a.w.scale_rows == b.w.scale_rows &&
+           a.w.scale_cols == b.w.scale_cols && a.scale_bytes == b.scale_bytes;
 }
 
 namespace {
@@ -184,6 +215,84 @@ void pack_nvfp4_codes(const void* row, int64_t cols, std::byte* to) {
         }
 }
 
+/// As many of a row of blocks with an Int8Block, as i4_pack or, by the set of levels, as f4_pack.
+void pack_int8_codes(const Weight& host, int64_t row, const Placement& plan, std::byte* to) {
+    uint8_t code_of[256] = {};
+    for (int u = 0; u < 16; ++u) {
+        const int level = plan.staged == DType::i4_pack ? u - 8 : kLevels[plan.w.levels][u];
+        code_of[static_cast<uint8_t>(level)] = static_cast<uint8_t>(u);
+    }
+    const auto* from = static_cast<const std::byte*>(host.row(row));
+    Int8Block block;
+    for (int64_t b = 0; b < host.cols / kSuperBlock; ++b) {
+        make_int8_block(host.dtype, from + b * dtype_info(host.dtype).block_bytes, block);
+        for (int i = 0; i < kSuperBlock; i += 2)
+            *to++ = static_cast<std::byte>(code_of[static_cast<uint8_t>(block.codes[i])] |
+                                           code_of[static_cast<uint8_t>(block.codes[i + 1])] << 4);
+    }
+}
+
+/// A row of Q5_0 as Q8_0.
+void widen_q5_0(const void* row, int64_t cols, std::byte* to) {
+    const auto* blocks = static_cast<const BlockQ5_0*>(row);
+    for (int64_t b = 0; b < cols / kBlock; ++b, to += sizeof(BlockQ8_0)) {
+        BlockQ8_0 out{.d = blocks[b].d, .qs = {}};
+        for (int i = 0; i < kBlock; ++i) {
+            const int low = blocks[b].qs[i % 16] >> (i / 16 * 4) & 15, high = blocks[b].qh[i / 8] >> (i % 8) & 1;
+            out.qs[i] = static_cast<int8_t>((low | high << 4) - 16);
+        }
+        std::memcpy(to, &out, sizeof out);
+    }
+}
+
+/// A row of Q3_K as Q6_K: the same d and scales, and q - 4 = (q + 28) - 32.
+void widen_q3_k(const void* row, int64_t cols, std::byte* to) {
+    const auto* blocks = static_cast<const BlockQ3K*>(row);
+    for (int64_t b = 0; b < cols / kSuperBlock; ++b, to += sizeof(BlockQ6K)) {
+        BlockQ6K out{};
+        out.d = blocks[b].d;
+        unpack_q3k_scales(blocks[b].scales, out.scales);
+        for (int i = 0; i < kSuperBlock; ++i) {
+            const int half = i / 128, s = i / 32 % 4, l = i % 32;
+            const int low = blocks[b].qs[32 * half + l] >> (2 * s) & 3, high = blocks[b].hmask[l] >> (i / 32) & 1;
+            const int q = (low | high << 2) + 28;
+            out.ql[64 * half + 32 * (s & 1) + l] |= static_cast<uint8_t>((q & 15) << (s < 2 ? 0 : 4));
+            out.qh[32 * half + l] |= static_cast<uint8_t>(q >> 4 << (2 * s));
+        }
+        std::memcpy(to, &out, sizeof out);
+    }
+}
+
+/// A row of the file as one of plan.staged, which is another type.
+void restage_row(const Weight& host, const Placement& plan, int64_t row, std::byte* to) {
+    if (host.dtype == DType::nvfp4) pack_nvfp4_codes(host.row(row), host.cols, to);
+    else if (host.dtype == DType::q5_0) widen_q5_0(host.row(row), host.cols, to);
+    else if (host.dtype == DType::q3_k) widen_q3_k(host.row(row), host.cols, to);
+    else pack_int8_codes(host, row, plan, to);
+}
+
+/// Entries of the plane of blocks that have an Int8Block, asked for one after the other.
+class Int8Scales {
+  public:
+    Int8Scales(const Weight& host, const Placement& plan)
+        : host_(host), per_block_(kSuperBlock / plan.w.scale_cols), per_row_(host.cols / plan.w.scale_cols) {}
+
+    float operator()(int64_t i) {
+        if (i / per_block_ != at_) {
+            at_ = i / per_block_;
+            const auto* row = static_cast<const std::byte*>(host_.row(i / per_row_));
+            make_int8_block(host_.dtype, row + i % per_row_ / per_block_ * dtype_info(host_.dtype).block_bytes, block_);
+        }
+        return block_.scales[i % per_block_ * (16 / per_block_)];
+    }
+
+  private:
+    const Weight& host_;
+    const int64_t per_block_, per_row_;
+    int64_t at_ = -1;
+    Int8Block block_;
+};
+
 /// Entry i of the plane that NVFP4 blocks hold, halved as the plane wants it.
 float nvfp4_scale(const Weight& host, int64_t i) {
     const int64_t groups = host.cols / 16, g = i % groups;
@@ -194,9 +303,8 @@ float nvfp4_scale(const Weight& host, int64_t i) {
 }  // namespace
 
 void stage_rows(const Weight& host, const Placement& plan, int64_t begin, int64_t count, std::byte* to) {
-    if (host.dtype == DType::nvfp4 && plan.staged == DType::f4_pack) {
-        for (int64_t r = begin; r < begin + count; ++r, to += plan.staged_row_bytes)
-            pack_nvfp4_codes(host.row(r), host.cols, to);
+    if (plan.converted.empty() && plan.staged != host.dtype) {
+        for (int64_t r = begin; r < begin + count; ++r, to += plan.staged_row_bytes) restage_row(host, plan, r, to);
         return;
     }
     if (plan.converted.empty()) {
@@ -228,8 +336,12 @@ void stage_scales(const Weight& host, const Placement& plan, int64_t begin, int6
     Weight entries = host;  // its plane as one row
     entries.cols = scale_entries(plan.w);
     entries.scale_rows = entries.scale_cols = 1;
+    Int8Scales of_blocks(host, plan);
+    const bool blocks = int8_group(host.dtype) > 0;
     for (int64_t i = begin; i < begin + count; ++i, to += size) {
-        const float stored = host.dtype == DType::nvfp4 ? nvfp4_scale(host, i) : entries.plane_scale(0, i) * halved;
+        const float stored = blocks                       ? of_blocks(i)
+                             : host.dtype == DType::nvfp4 ? nvfp4_scale(host, i)
+                                                          : entries.plane_scale(0, i) * halved;
         const float value = stored * factor;
         const uint16_t bits = plan.w.scale_dtype == DType::bf16 ? f32_to_bf16(value) : f32_to_f16(value);
         if (size == 4) std::memcpy(to, &value, 4);

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
+#include <numeric>
 
 #include "base/error.h"
+#include "quant/codec.h"
 
 namespace riptide {
 
@@ -29,7 +32,27 @@ constexpr Mix kMixes[] = {
     {"q4_k_m", DType::q4_k, DType::q6_k, DType::q6_k, true, 15},
     {"q4_k_s", DType::q4_k, DType::q6_k, DType::q5_k, false, 14},
     {"q4_0", DType::q4_0, DType::q6_k, DType::q4_0, false, 2},
+    // From here on there is no quantiser: for random weights alone.
+    {"q2_k", DType::q2_k, DType::q6_k, DType::q2_k, false, 10},
+    {"q3_k", DType::q3_k, DType::q6_k, DType::q3_k, false, 11},
+    {"iq1_s", DType::iq1_s, DType::q6_k, DType::iq1_s, false, 24},
+    {"iq1_m", DType::iq1_m, DType::q6_k, DType::iq1_m, false, 31},
+    {"iq2_xxs", DType::iq2_xxs, DType::q6_k, DType::iq2_xxs, false, 19},
+    {"iq2_xs", DType::iq2_xs, DType::q6_k, DType::iq2_xs, false, 20},
+    {"iq2_s", DType::iq2_s, DType::q6_k, DType::iq2_s, false, 28},
+    {"iq3_xxs", DType::iq3_xxs, DType::q6_k, DType::iq3_xxs, false, 23},
+    {"iq3_s", DType::iq3_s, DType::q6_k, DType::iq3_s, false, 26},
+    {"iq4_xs", DType::iq4_xs, DType::q6_k, DType::iq4_xs, false, 30},
+    {"tq1_0", DType::tq1_0, DType::q6_k, DType::tq1_0, false, 36},
+    {"mixed", DType::q2_k, DType::q6_k, DType::q2_k, false, 10},
 };
+
+/// Of `mixed`, one after the other, as files have them whose makers chose a type for each tensor.
+constexpr DType kMixed[] = {DType::iq1_s,   DType::iq1_m, DType::iq2_xxs, DType::iq2_xs, DType::iq2_s,
+                            DType::iq3_xxs, DType::iq3_s, DType::q2_k,    DType::q3_k,   DType::iq4_xs,
+                            DType::iq4_nl,  DType::q4_k,  DType::q5_k,    DType::q6_k,   DType::q8_0};
+
+bool writable(const Mix& mix) { return can_quantize(mix.base); }
 
 const Mix& find_mix(std::string_view name) {
     std::string lower(name);
@@ -37,7 +60,7 @@ const Mix& find_mix(std::string_view name) {
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     for (const Mix& mix : kMixes)
         if (mix.name == lower) return mix;
-    fail(ErrorKind::usage, "unknown quantisation mix {}: expected one of {}", name, quant_mix_names());
+    fail(ErrorKind::usage, "unknown quantisation mix {}: expected one of {}", name, quant_mix_names(true));
 }
 
 /// "ffn_down" of "blk.7.ffn_down.weight", "output" of "output.weight"; empty unless the name ends in ".weight".
@@ -51,7 +74,8 @@ std::string_view weight_part(std::string_view name) {
 
 bool stays_f32(std::string_view part, std::span<const int64_t> shape) {
     return part.empty() || shape.size() < 2 || part == "ffn_gate_inp" || part == "ffn_gate_inp_shexp" ||
-           part == "ssm_alpha" || part == "ssm_beta" || part.ends_with("_norm") || part.find("conv1d") != std::string_view::npos;
+           part == "ssm_alpha" || part == "ssm_beta" || part.ends_with("_norm") ||
+           part.find("conv1d") != std::string_view::npos;
 }
 
 bool is_down(std::string_view part) {
@@ -60,6 +84,10 @@ bool is_down(std::string_view part) {
 
 DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layers, bool tied_head) {
     if (part == "output" || (part == "token_embd" && tied_head)) return mix.head;
+    if (mix.name == "mixed") {
+        const auto first = static_cast<size_t>(std::accumulate(part.begin(), part.end(), layer + 1));
+        return kMixed[first % std::size(kMixed)];
+    }
     if (layer < 0 || (part != "attn_v" && !is_down(part))) return mix.base;
     if (mix.half_of_layers) return quant_mix_more_bits(layer, layers) ? mix.more : mix.base;
     return layer < (is_down(part) ? layers / 8 : 4) ? mix.more : mix.base;
@@ -67,10 +95,17 @@ DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layer
 
 }  // namespace
 
-std::string quant_mix_names() {
+std::string quant_mix_names(bool random) {
     std::string names;
-    for (const Mix& mix : kMixes) names += (names.empty() ? "" : ", ") + std::string(mix.name);
+    for (const Mix& mix : kMixes)
+        if (random || writable(mix)) names += (names.empty() ? "" : ", ") + std::string(mix.name);
     return names;
+}
+
+void check_mix_writable(std::string_view name) {
+    RT_CHECK(writable(find_mix(name)), ErrorKind::usage,
+             "there is no quantiser for {}, only random weights (riptide synth): expected one of {}", name,
+             quant_mix_names());
 }
 
 bool quant_mix_more_bits(int64_t layer, int64_t layers) {

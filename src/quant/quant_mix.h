@@ -10,8 +10,12 @@
 
 namespace riptide {
 
-/// The mixes, separated by commas: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q4_0.
-std::string quant_mix_names();
+/// The mixes, separated by commas: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q4_0. `random`: and those
+/// that only random weights can have: q2_k, q3_k, iq1_s to iq4_xs, tq1_0; mixed, which has fifteen types.
+std::string quant_mix_names(bool random = false);
+
+/// Throws Error (usage) for a mix that only random weights can have, or an unknown one.
+void check_mix_writable(std::string_view name);
 
 /// Whether layer i of n belongs to the half of the layers that the _M mixes store in more bits: the first and the last
 /// eighth and every third in between, i < n/8 or i >= 7n/8 or (i - n/8) % 3 == 2 in integer division.

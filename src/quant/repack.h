@@ -125,6 +125,17 @@ RT_HD void super_block(DType source, const uint8_t* row, const Weight& to, int64
         store(at(to.scales, 2 * sub), static_cast<uint16_t>(word16(block + 192 + 2 * g)));
         if (g == 0)
             store(at(to.scales, to.rows * (to.cols / 256) * 16 + 2 * b), static_cast<uint16_t>(word16(block + 208)));
+    } else if (source == DType::q2_k) {
+        const uint8_t* block = row + j / 8 * static_cast<int64_t>(sizeof(BlockQ2K));
+        const uint8_t* qs = block + 16 + 32 * (g / 4);
+        for (int half = 0; half < 2; ++half) {
+            uint32_t codes = 0;
+            for (int c = 0; c < 16; ++c)
+                codes |= (uint32_t{qs[16 * half + c]} >> (2 * (g % 4)) & 3u) << (8 * (c % 4) + 2 * (c / 4));
+            store(at(to.data, 8 * sub + 4 * half), codes);
+        }
+        store(at(to.scales, 2 * sub), static_cast<uint16_t>(word16(block + 2 * g)));
+        if (g == 0) store(at(to.scales, to.rows * (to.cols / 256) * 16 + 4 * b), word32(block + 80));
     } else {  // iq4_xs
         const uint8_t* block = row + j / 8 * static_cast<int64_t>(sizeof(BlockIQ4XS));
         copy_nibbles(block + 8 + 16 * g, nibbles);
@@ -199,6 +210,7 @@ RT_HD void repack_item(const RepackTask& task, int64_t r, int64_t j) {
         case DType::bf16:
         case DType::f8_e4m3:
             return repack::float_piece(task, row, repack::at(task.to.data, to_row * task.to.row_bytes), j);
+        case DType::q2_k:
         case DType::q4_k:
         case DType::q5_k:
         case DType::q6_k:

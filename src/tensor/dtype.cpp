@@ -25,9 +25,9 @@ constexpr std::array<DTypeInfo, static_cast<size_t>(DType::count)> kInfo = {{
     {"iq3_s", 256, 110, 21, ""},   {"tq1_0", 256, 54, 34, ""},
     {"tq3_0", 32, 14, -1, ""},
     {"i4_pack", 8, 4, -1, ""},     {"i8_pack", 4, 4, -1, ""},    {"f4_pack", 2, 1, -1, ""},
+    {"int8_16", 256, 320, -1, ""}, {"int8_32", 256, 288, -1, ""},
     {"planes_q4_k", 256, 128, -1, ""}, {"planes_q5_k", 256, 128, -1, ""}, {"planes_q6_k", 256, 128, -1, ""},
-    {"planes_int8", 32, 32, -1, ""},   {"planes_int4", 32, 16, -1, ""},   {"planes_iq4", 32, 16, -1, ""},
-    {"planes_e2m1", 32, 16, -1, ""},
+    {"planes_q2_k", 256, 64, -1, ""},  {"planes_int8", 32, 32, -1, ""},   {"planes_int4", 32, 16, -1, ""},   {"planes_levels", 32, 16, -1, ""},
 }};
 
 }  // namespace

@@ -19,8 +19,10 @@ enum class DType : uint8_t {
     iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, tq1_0,
     tq3_0,
     i4_pack, i8_pack, f4_pack,
+    // Weights as the CPU's products read blocks of grids: never in a file. See quant/int8_block.h.
+    int8_16, int8_32,
     // Weights as GPU kernels read them, made by WeightStore: never in a file. See quant/planes.h.
-    planes_q4_k, planes_q5_k, planes_q6_k, planes_int8, planes_int4, planes_iq4, planes_e2m1,
+    planes_q4_k, planes_q5_k, planes_q6_k, planes_q2_k, planes_int8, planes_int4, planes_levels,
     count
 };
 

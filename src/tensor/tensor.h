@@ -80,6 +80,7 @@ struct Weight {
     int64_t scale_cols = 1;
     float scale = 1.0f;
     const void* high = nullptr;  // plane types: the bits above the low four (quant/planes.h)
+    uint8_t levels = 0;          // planes_levels: what its codes stand for, a LevelSet
     const void* fp8 = nullptr;   // a copy for FP8 prefill, and its scales (quant/fp8_copy.h), if there is one
     const float* fp8_scales = nullptr;
 

@@ -29,8 +29,10 @@ std::vector<float> row_of(const std::vector<float>& all, int64_t row, int64_t wi
 TEST(DecodeCuda, plane_products_differ_from_the_cpu_by_the_order_of_their_sum_alone) {
     RT_GPU_ONLY();
     const int64_t rows = 37, n = 3;
-    for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k, DType::q8_0, DType::q4_0, DType::iq4_nl,
-                             DType::iq4_xs, DType::mxfp4, DType::nvfp4})
+    for (const DType type :
+         {DType::q4_k,  DType::q5_k,  DType::q6_k,    DType::q8_0,   DType::q4_0,  DType::iq4_nl,  DType::iq4_xs,
+          DType::mxfp4, DType::nvfp4, DType::q2_k,    DType::q3_k,   DType::q5_0,  DType::tq1_0,   DType::tq2_0,
+          DType::iq1_s, DType::iq1_m, DType::iq2_xxs, DType::iq2_xs, DType::iq2_s, DType::iq3_xxs, DType::iq3_s})
         for (const int64_t cols : {256, 2048, 6144}) {
             const RandomWeight m({type}, rows, cols, 51);
             const std::vector<float> x = test::random_rows(n, cols, 52), w = m.dequantized();

@@ -37,7 +37,26 @@ inline RandomWeight scrambled(const WeightKind& kind, int64_t rows, int64_t cols
         case DType::q6_k:
             scramble(random, {208}, seed);
             break;
+        case DType::q2_k:
+            scramble(random, {80, 82}, seed);
+            break;
+        case DType::q3_k:
+            scramble(random, {108}, seed);
+            break;
+        case DType::iq1_m:
+            scramble(random, {48, 50, 52, 54}, seed);
+            break;
+        case DType::tq1_0:
+            scramble(random, {52}, seed);
+            break;
         case DType::iq4_xs:
+        case DType::q5_0:
+        case DType::iq1_s:
+        case DType::iq2_xxs:
+        case DType::iq2_xs:
+        case DType::iq2_s:
+        case DType::iq3_xxs:
+        case DType::iq3_s:
             scramble(random, {0}, seed);
             break;
         case DType::f32:  // the last bit says that bf16 will not do

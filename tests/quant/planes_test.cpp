@@ -25,16 +25,33 @@ TEST(Planes, hold_exactly_the_values_of_the_file) {
 }
 
 TEST(Planes, every_type_of_a_checkpoint_has_its_placement) {
-    const std::pair<DType, DType> expected[] = {
-        {DType::q4_k, DType::planes_q4_k},  {DType::q5_k, DType::planes_q5_k},  {DType::q6_k, DType::planes_q6_k},
-        {DType::q8_0, DType::planes_int8},  {DType::q4_0, DType::planes_int4},  {DType::iq4_nl, DType::planes_iq4},
-        {DType::iq4_xs, DType::planes_iq4}, {DType::mxfp4, DType::planes_e2m1}, {DType::nvfp4, DType::planes_e2m1},
-        {DType::f32, DType::f32},           {DType::f16, DType::f16},           {DType::bf16, DType::bf16},
-        {DType::f8_e4m3, DType::f8_e4m3},   {DType::q2_k, DType::f16},          {DType::q3_k, DType::f16},
-        {DType::q4_1, DType::f16},          {DType::q5_0, DType::f16},          {DType::q5_1, DType::f16},
-        {DType::tq2_0, DType::f16},         {DType::tq1_0, DType::f16},         {DType::iq1_s, DType::f16},
-        {DType::iq1_m, DType::f16},         {DType::iq2_xxs, DType::f16},       {DType::iq2_xs, DType::f16},
-        {DType::iq2_s, DType::f16},         {DType::iq3_xxs, DType::f16},       {DType::iq3_s, DType::f16}};
+    const std::pair<DType, DType> expected[] = {{DType::q4_k, DType::planes_q4_k},
+                                                {DType::q5_k, DType::planes_q5_k},
+                                                {DType::q6_k, DType::planes_q6_k},
+                                                {DType::q8_0, DType::planes_int8},
+                                                {DType::q4_0, DType::planes_int4},
+                                                {DType::iq4_nl, DType::planes_levels},
+                                                {DType::iq4_xs, DType::planes_levels},
+                                                {DType::mxfp4, DType::planes_levels},
+                                                {DType::nvfp4, DType::planes_levels},
+                                                {DType::f32, DType::f32},
+                                                {DType::f16, DType::f16},
+                                                {DType::bf16, DType::bf16},
+                                                {DType::f8_e4m3, DType::f8_e4m3},
+                                                {DType::q2_k, DType::planes_q2_k},
+                                                {DType::q3_k, DType::planes_q6_k},
+                                                {DType::q4_1, DType::f16},
+                                                {DType::q5_0, DType::planes_int8},
+                                                {DType::q5_1, DType::f16},
+                                                {DType::tq2_0, DType::planes_int4},
+                                                {DType::tq1_0, DType::planes_int4},
+                                                {DType::iq1_s, DType::planes_levels},
+                                                {DType::iq1_m, DType::planes_levels},
+                                                {DType::iq2_xxs, DType::planes_levels},
+                                                {DType::iq2_xs, DType::planes_levels},
+                                                {DType::iq2_s, DType::planes_levels},
+                                                {DType::iq3_xxs, DType::planes_levels},
+                                                {DType::iq3_s, DType::planes_levels}};
     for (const auto& [from, to] : expected) {
         const RandomWeight random({from}, 3, 256, 5);
         const Placement plan = plan_placement(random.w, {.bf16 = false});  // these f32 values bf16 can hold

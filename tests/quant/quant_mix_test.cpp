@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -130,6 +131,28 @@ TEST(QuantMix, other_mixes) {
     EXPECT_EQ(type_of("q4_0", "blk.0.attn_v.weight", shape, 0), DType::q4_0);
     EXPECT_EQ(type_of("f16", "blk.0.attn_v.weight", shape, 0), DType::f16);
     EXPECT_EQ(type_of("f32", "output.weight", shape, -1), DType::f32);
+}
+
+TEST(QuantMix, random_weights_have_mixes_that_nobody_quantises) {
+    const std::vector<int64_t> shape = {1024, 2048};
+    EXPECT_EQ(type_of("iq3_s", "blk.7.attn_v.weight", shape, 7), DType::iq3_s);
+    EXPECT_EQ(type_of("q2_k", "output.weight", shape, -1), DType::q6_k);
+    std::set<DType> types;
+    for (int64_t layer = 0; layer < 40; ++layer)
+        for (const char* part : {"attn_q", "ffn_down_exps"})
+            types.insert(type_of("mixed", "blk." + std::to_string(layer) + "." + part + ".weight", shape, layer));
+    EXPECT_EQ(types.size(), 15u);
+    EXPECT_EQ(type_of("mixed", "blk.1.ffn_gate_inp.weight", {256, 2048}, 1), DType::f32);
+    EXPECT_EQ(quant_mix_names().find("iq3_s"), std::string::npos);
+    EXPECT_NE(quant_mix_names(true).find("iq3_s"), std::string::npos);
+    EXPECT_NO_THROW(check_mix_writable("Q4_K_M"));
+    try {
+        check_mix_writable("iq3_s");
+        FAIL() << "iq3_s has a quantiser";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_NE(std::string(error.what()).find("q4_k_m"), std::string::npos) << error.what();
+    }
 }
 
 TEST(QuantMix, rows_that_do_not_divide_fall_back) {

@@ -68,8 +68,14 @@ inline const std::vector<WeightKind>& all_weight_kinds() {
         {DType::nvfp4},
         {DType::nvfp4, DType::f32, 0, 0, 0.02f},
         {DType::tq2_0},
-        {DType::iq2_s},
+        {DType::tq1_0},
+        {DType::iq1_s},
         {DType::iq1_m},
+        {DType::iq2_xxs},
+        {DType::iq2_xs},
+        {DType::iq2_s},
+        {DType::iq3_xxs},
+        {DType::iq3_s},
     };
     return kinds;
 }

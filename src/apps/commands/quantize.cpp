@@ -244,7 +244,7 @@ void print_fallbacks(const std::vector<Job>& jobs, const std::string& mix) {
 }
 
 int quantize_file(const QuantizeFlags& options) {
-    quant_mix_file_type(options.type);  // an unknown mix is an error before anything is opened
+    check_mix_writable(options.type);  // such a mix is an error before anything is opened
     const auto checkpoint = open_checkpoint(options.in);
     RT_CHECK(!std::filesystem::exists(options.out) || !std::filesystem::equivalent(options.in, options.out),
              ErrorKind::usage, "{}: input and output are the same file", options.out);

@@ -117,7 +117,7 @@ void add_synth(Command& app, Action& action) {
     for (const GgufLayout& shape : synth_shapes()) names += (names.empty() ? "" : ", ") + shape.name;
     cmd->add_option("OUT", options->out, "File to write")->required();
     cmd->add_option("--shape", options->shape, "Shape: " + names)->capture_default_str();
-    cmd->add_option("--type", options->type, "Quantisation mix: " + quant_mix_names())->capture_default_str();
+    cmd->add_option("--type", options->type, "Quantisation mix: " + quant_mix_names(true))->capture_default_str();
     cmd->add_option("--routing", options->routing, "Experts are chosen: uniform | skewed")->capture_default_str();
     cmd->add_option("--seed", options->seed, "Seed of all weights")->capture_default_str();
     cmd->add_option("--threads", options->threads, "Threads; 0: all")->capture_default_str();

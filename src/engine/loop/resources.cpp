@@ -29,7 +29,7 @@ constexpr double kSpare = 0.2;
 constexpr int64_t kPinnedShare = 8, kMostPinnedAhead = int64_t{2} << 30;
 constexpr double kMostSlowdown = 1e6;
 /// One more with every change of kernels that changes the bits of K/V.
-constexpr int kNumerics = 2;
+constexpr int kNumerics = 3;
 
 void check_options(const EngineOptions& o) {
     check_session_options(o);

@@ -84,6 +84,7 @@ RT_INLINE void superblock_codes(const uint8_t* p, __m256i* u) {
         if constexpr (T == DType::q3_k)
             u[g] = _mm256_or_si256(field(load32(p + 32 + g / 4 * 32), g % 4 * 2, 3), bit_to(load32(p), g, 4));
         if constexpr (T == DType::iq4_xs) u[g] = look_up(kIQ4Values, 0, nibbles(p + 8 + 16 * g));
+        if constexpr (T == DType::int8_16 || T == DType::int8_32) u[g] = load32(p + 32 * g);
     }
 }
 

@@ -68,6 +68,7 @@ void superblock_codes(const uint8_t* p, uint8_t* u) {
         if constexpr (T == DType::q3_k)
             code = (p[32 + half * 32 + l] >> (group % 4 * 2) & 3) | (p[l] >> group & 1) << 2;
         if constexpr (T == DType::iq4_xs) code = kIQ4Values[p[8 + 16 * group + l % 16] >> (l / 16 * 4) & 15] + 128;
+        if constexpr (T == DType::int8_16 || T == DType::int8_32) code = p[i] ^ 0x80;
         u[i] = static_cast<uint8_t>(code);
     }
 }

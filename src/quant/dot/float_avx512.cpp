@@ -187,8 +187,6 @@ void expand_row(const Weight& w, int64_t o, float* out) {
     for (int64_t c = w.cols; c < padded; ++c) out[c] = 0.0f;
 }
 
-void expand_any_row(const Weight& w, int64_t o, float* out) { expand_float_row(w, o, (w.cols + 15) / 16 * 16, out); }
-
 void dot_expanded(const DotTask& task, void (*expand)(const Weight&, int64_t row, float*)) {
     const int64_t stride = Int8Row::padded(task.w->cols);
     auto* rows = static_cast<float*>(task.scratch);
@@ -223,10 +221,8 @@ void dot_float_avx512(const DotTask& task) {
             return dot_expanded(task, expand_row<DType::i8_pack>);
         case DType::i4_pack:
             return dot_expanded(task, expand_row<DType::i4_pack>);
-        case DType::f4_pack:
-            return dot_expanded(task, expand_row<DType::f4_pack>);
         default:
-            return dot_expanded(task, expand_any_row);
+            return dot_expanded(task, expand_row<DType::f4_pack>);
     }
 }
 

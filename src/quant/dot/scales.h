@@ -69,6 +69,11 @@ void superblock_scales(const uint8_t* p, SpanScales& out) {
             const int high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
             out.s[i % 2][i / 2] = d * static_cast<float>((low | high << 4) - 32);
         }
+    } else if constexpr (T == DType::int8_16 || T == DType::int8_32) {
+        float s[16 / (T == DType::int8_32 ? 2 : 1)];
+        __builtin_memcpy(s, p + 256, sizeof s);
+        for (int j = 0; j < 8; ++j)
+            for (int h = 0; h < kSpan<T>.halves; ++h) out.s[h][j] = s[kSpan<T>.halves * j + h];
     } else {
         static_assert(T == DType::iq4_xs);
         const float d = half_at(p);

@@ -56,10 +56,18 @@ template <>
 inline constexpr SpanTraits kSpan<DType::q6_k> = {0, 2, false, 32};
 template <>
 inline constexpr SpanTraits kSpan<DType::iq4_xs> = {0, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::int8_16> = {0, 2, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::int8_32> = {0, 1, false, 128};
 
 template <DType T>
 constexpr int64_t span_bytes() {
     switch (T) {
+        case DType::int8_16:
+            return 320;
+        case DType::int8_32:
+            return 288;
         case DType::q2_k:
             return 84;
         case DType::q3_k:
@@ -77,10 +85,12 @@ constexpr int64_t span_bytes() {
     }
 }
 
-/// Applies X to the name of every block type that has a dot product.
-#define RT_SPAN_TYPES(X) \
-    X(q4_0)              \
-    X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs)
+/// Applies X to the name of every block type that has kernels. (Blocks of grids are made int8_16 or int8_32 first.)
+#define RT_SPAN_TYPES(X)                                                                                             \
+    X(q4_0)                                                                                                          \
+    X(q4_1)                                                                                                          \
+    X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs) X(int8_16) \
+        X(int8_32)
 
 // The kernel entry points of each file.
 void quantize_baseline(const float* x, int64_t begin, int64_t end, int64_t cols, void* out);

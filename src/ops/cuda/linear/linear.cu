@@ -135,6 +135,7 @@ Matrix matrix_of(const Weight& w) {
     m.scale = w.scale;
     m.type = w.dtype;
     m.scale_type = w.scale_dtype;
+    m.levels = w.levels;
     return m;
 }
 

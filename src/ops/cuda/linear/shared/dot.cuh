@@ -2,7 +2,8 @@
 //
 // Plane types: the canonical dot product of quant/act_rows.h. Lane l of 32 takes sub-blocks l, l + 32, ... in order.
 //   S, S0, S1 = sum of u a over the sub-block and its halves (exact); z, s, m from the format;
-//   v = s (S - z A), or s0 (S0 - z A0), then fma(s1, S1 - z A1, v); v = fma(-m, A, v); acc = fma(v, d, acc);
+//   v = s (S - z A), or s0 (S0 - z A0), then fma(s1, S1 - z A1, v); v = fma(-m, A, v), or fma(-m0, A0, v), then
+//   fma(-m1, A1, v); acc = fma(v, d, acc);
 //   then butterfly xor 16, 8, 4, 2, 1; last times Weight::scale.
 // Float types: the row in pieces of sixteen bytes; lane l takes pieces l, l + 32, ...; piece c adds to accumulator
 //   (c / 32) % 4 of its lane, column after column, acc = fma(w, x, acc) (with a scale plane: acc = fma(plane, sum of
@@ -20,6 +21,7 @@
 
 #include "ops/cuda/device/int8_rows.cuh"
 #include "ops/cuda/device/weight_loads.cuh"
+#include "quant/decode.cuh"
 #include "quant/planes.h"
 #include "tensor/launch.cuh"
 #include "tensor/tensor.h"
@@ -41,6 +43,7 @@ struct Matrix {
     float scale = 1;
     DType type = DType::f32;
     DType scale_type = DType::f32;
+    uint8_t levels = 0;
 };
 
 // Sets of types: how many words a sub-block takes, and what is among them.
@@ -111,6 +114,14 @@ __device__ __forceinline__ void load_plane(DType type, const Matrix& m, int64_t 
             raw[8] = load_weight32(m.high + e * m.high_stride + (static_cast<int64_t>(row) * groups + j) * 4);
             return;
         }
+        if (type == DType::planes_q2_k) {
+            const uint2 codes = load_weight64(data + 8 * j);
+            const char* scales = m.scales + e * m.scale_stride;
+            raw[0] = codes.x, raw[1] = codes.y, raw[2] = raw[3] = 0;
+            raw[8] = load_weight16(scales + 16 * block + 2 * (j % 8));
+            raw[9] = load_weight32(scales + static_cast<int64_t>(m.rows) * (groups / 8) * 16 + 4 * block);
+            return;
+        }
         if (type == DType::planes_int8) {
             put_words(raw, 0, load_weights(data + 32 * j));
             put_words(raw, 4, load_weights(data + 32 * j + 16));
@@ -132,33 +143,10 @@ __device__ __forceinline__ int dot4(const uint32_t (&u)[4], uint4 a) {
     return __dp4a(static_cast<int>(u[3]), static_cast<int>(a.w), s);
 }
 
-/// Sixteen int8 values as four words for look_up().
-struct Levels {
-    uint32_t w[4];
-};
-__host__ __device__ constexpr Levels levels_of(const int8_t (&values)[16]) {
-    Levels l{};
-    for (int i = 0; i < 16; ++i) l.w[i / 4] |= static_cast<uint32_t>(static_cast<uint8_t>(values[i])) << (8 * (i % 4));
-    return l;
-}
-
-/// Eight nibbles through a table: the values of the low nibbles of the four bytes to lo, of the high ones to hi.
-__device__ __forceinline__ void look_up(const Levels& l, uint32_t nibbles, uint32_t& lo, uint32_t& hi) {
-    uint32_t mixed[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const uint32_t n = nibbles >> (16 * i), which = n & 0x7777u;
-        const uint32_t small = __byte_perm(l.w[0], l.w[1], which), large = __byte_perm(l.w[2], l.w[3], which);
-        mixed[i] = __byte_perm(small, large, 0x3210u | ((n & 0x8888u) >> 1));
-    }
-    lo = __byte_perm(mixed[0], mixed[1], 0x6420u);
-    hi = __byte_perm(mixed[0], mixed[1], 0x7531u);
-}
-
 /// The integers of a sub-block as bytes, the first sixteen columns in lo.
 template <class Set>
-__device__ __forceinline__ void unpack_plane(DType type, const uint32_t (&raw)[Set::kWords], uint32_t (&lo)[4],
-                                             uint32_t (&hi)[4]) {
+__device__ __forceinline__ void unpack_plane(DType type, uint8_t levels, const uint32_t (&raw)[Set::kWords],
+                                             uint32_t (&lo)[4], uint32_t (&hi)[4]) {
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
         lo[t] = raw[t] & 0x0F0F0F0Fu;
@@ -181,19 +169,25 @@ __device__ __forceinline__ void unpack_plane(DType type, const uint32_t (&raw)[S
         } else if (type == DType::planes_int8) {
 #pragma unroll
             for (int t = 0; t < 4; ++t) lo[t] = raw[t], hi[t] = raw[4 + t];
-        } else if (type == DType::planes_iq4 || type == DType::planes_e2m1) {
-            constexpr Levels iq4 = levels_of(kIQ4Values), e2m1 = levels_of(kE2M1Doubled);
-            const Levels levels = type == DType::planes_iq4 ? iq4 : e2m1;
+        } else if (type == DType::planes_q2_k) {
 #pragma unroll
-            for (int t = 0; t < 4; ++t) look_up(levels, raw[t], lo[t], hi[t]);
+            for (int t = 0; t < 4; ++t) {
+                lo[t] = (raw[0] >> (2 * t)) & 0x03030303u;
+                hi[t] = (raw[1] >> (2 * t)) & 0x03030303u;
+            }
+        } else if (type == DType::planes_levels) {
+            const LevelTable table = level_table(levels);
+#pragma unroll
+            for (int t = 0; t < 4; ++t) look_up(raw[t], table, lo[t], hi[t]);
         }
     }
 }
 
-/// s0, s1, m, z of a sub-block and whether its halves have scales of their own.
+/// s0, s1, m, z of a sub-block and whether its halves have scales of their own; q2_k's have minima of their own, too.
 struct PlaneScales {
     float s0, s1, m, z;
     bool halves;
+    float m1 = 0.0f;
 };
 template <class Set>
 __device__ __forceinline__ PlaneScales plane_scales(DType type, const Matrix& m, const uint32_t (&raw)[Set::kWords],
@@ -204,6 +198,11 @@ __device__ __forceinline__ PlaneScales plane_scales(DType type, const Matrix& m,
         return {d * static_cast<float>(low), d * static_cast<float>(high), 0.0f, 32.0f, true};
     }
     if constexpr (Set::has(DType::planes_q5_k)) {
+        if (type == DType::planes_q2_k) {
+            const float d = half_bits(raw[9] & 0xFFFFu), dmin = half_bits(raw[9] >> 16);
+            const auto part = [&](int shift) { return static_cast<float>(raw[8] >> shift & 15u); };
+            return {d * part(0), d * part(8), dmin * part(4), 0.0f, true, dmin * part(12)};
+        }
         if (type != DType::planes_q4_k && type != DType::planes_q5_k) {
             const bool halves = m.scale_cols == 16;
             const float s0 = scale_bits(m.scale_type, raw[8]), s1 = halves ? scale_bits(m.scale_type, raw[9]) : s0;
@@ -220,7 +219,7 @@ template <class Set, int P>
 __device__ __forceinline__ void dot_plane(DType type, const Matrix& m, const uint32_t (&raw)[Set::kWords], int j,
                                           int groups, const char* staged, int stride, int rows, float (&acc)[P]) {
     uint32_t lo[4], hi[4];
-    unpack_plane<Set>(type, raw, lo, hi);
+    unpack_plane<Set>(type, m.levels, raw, lo, hi);
     const PlaneScales w = plane_scales<Set>(type, m, raw, j);
 #pragma unroll
     for (int p = 0; p < P; ++p) {
@@ -233,6 +232,8 @@ __device__ __forceinline__ void dot_plane(DType type, const Matrix& m, const uin
             const float a0 = *reinterpret_cast<const float*>(row + 40 * groups + 4 * j);
             v = __fmul_rn(w.s0, fmaf(-w.z, a0, static_cast<float>(s0)));
             v = fmaf(w.s1, fmaf(-w.z, d.y - a0, static_cast<float>(s1)), v);
+            if (Set::has(DType::planes_q5_k) && type == DType::planes_q2_k)
+                v = fmaf(-w.m1, d.y - a0, fmaf(-w.m, a0, v));
         } else {
             v = __fmul_rn(w.s0, fmaf(-w.z, d.y, static_cast<float>(s0 + s1)));
             v = fmaf(-w.m, d.y, v);
