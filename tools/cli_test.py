@@ -23,9 +23,10 @@ failures = []
 checks = 0
 
 
-def run(*arguments, timeout=120, stdin=None):
+def run(*arguments, timeout=120, stdin=None, path=None):
     return subprocess.run([str(riptide), *map(str, arguments)], capture_output=True, timeout=timeout, input=stdin,
-                          stdin=subprocess.DEVNULL if stdin is None else None)
+                          stdin=subprocess.DEVNULL if stdin is None else None,
+                          env=None if path is None else {**os.environ, "PATH": str(path)})
 
 
 def expect(condition, what, done=None):
@@ -44,9 +45,9 @@ def good(*arguments, **options):
     return done.stdout.decode("utf-8", "replace")
 
 
-def bad(code, needle, *arguments):
+def bad(code, needle, *arguments, **options):
     """The command must fail with this exit code and one error line that contains `needle`."""
-    done = run(*arguments)
+    done = run(*arguments, **options)
     text = done.stderr.decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if line.strip()]
     ok = done.returncode == code and len(lines) == 1 and lines[0].startswith("error: ") and needle in lines[0]
@@ -205,8 +206,18 @@ def synthetic_models():
            f"bench --plot draws both programs' prompts, answers and first tokens: {plot.read_text()}")
     bad(64, "NAME=FILE", "bench", model, "--plot", plot, "--plot-with", other)
     for command in ["bench", "ab", "niah"]:
-        bad(64, "rsvg-convert", command, model, "--plot", work / "plot.PNG")
+        bad(64, "rsvg-convert", command, model, "--plot", work / "plot.PNG", path="/nowhere")
         expect(not (work / "plot.PNG").exists(), f"{command} writes no PNG that is none")
+    tools = work / "tools"
+    tools.mkdir()
+    short = ["bench", model, "--device", "cpu", "--prompt", 8, "--depth", 4, "--gen", 2, "--repeat", 1]
+    for convert, code in [('shift 4; echo "PNG of" >"$2"; /bin/cat "$3" >>"$2"', 0), ("exit 3", 1)]:
+        (tools / "rsvg-convert").write_text(f"#!/bin/sh\n{convert}\n")
+        (tools / "rsvg-convert").chmod(0o755)
+        done = run(*short, "--plot", work / "p.png", path=tools)
+        expect((done.returncode == 0) == (code == 0) and (code == 0 or b"ended with 3" in done.stderr), f"a PNG, {convert}", done)
+        expect((work / "p.png").read_text().startswith("PNG of\n<svg"), "rsvg-convert's own file is the plot")
+        expect((work / "p.png.svg").exists() == (code != 0), "the SVG stays where no PNG came of it")
     other.write_text("{}")
     bad(65, "llama-bench", "bench", model, "--plot", plot, "--plot-with", f"a={other}")
     bad(66, "nowhere.json", "bench", model, "--plot", plot, "--plot-with", f"a={work}/nowhere.json")

@@ -51,7 +51,8 @@ struct Tables {
             minus[signs] = 0;
             for (int j = 0; j < 8; ++j) minus[signs] |= (signs >> j & 1) * (uint64_t{255} << (8 * j));
         }
-        for (size_t seven = 0; seven < 128; ++seven) even[seven] = minus[seven | (std::popcount(seven) & 1u) << 7];
+        for (size_t seven = 0; seven < 128; ++seven)
+            even[seven] = minus[seven | (static_cast<size_t>(std::popcount(seven)) & 1) << 7];
     }
 };
 const Tables kTables;

@@ -12,7 +12,6 @@
 #include "apps/support/svg.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
-#include "base/file.h"
 #include "base/json.h"
 
 namespace riptide::apps {
@@ -84,7 +83,7 @@ int ab(AbFlags o) {
     } else {
         tell("{}, {} prompts\n\n{}", title, result.prompts.size(), Lines{ab_table(result)});
     }
-    if (!o.plot.empty()) write_file_atomic(o.plot, ab_svg(result, title));
+    if (!o.plot.empty()) write_plot(o.plot, ab_svg(result, title));
     if (interrupted()) return 130;
     const int64_t mismatches = result.mismatches();
     if (mismatches > 0) say("error: {} tokens differ from plain decoding: this is a bug\n", mismatches);
@@ -127,7 +126,7 @@ void add_ab(Command& app, Action& action) {
     cmd->add_flag("--host-rounds", options->host_rounds,
                   "On a GPU: draft and check through the host, also with a DFlash drafter");
     cmd->add_flag("--json", options->as_json, "Print one JSON object");
-    cmd->add_option("--plot", options->plot, "Write an SVG: speed-up by drafts, acceptance by slot");
+    cmd->add_option("--plot", options->plot, "Write an SVG, or a PNG: speed-up by drafts, acceptance by slot");
     cmd->add_option("--costs", options->costs,
                     "Run nothing, predict: ROWS:MS,... as `bench --verify-rows` has measured them");
     cmd->add_option("--acceptance", options->acceptance, "With --costs: how often a draft is right")

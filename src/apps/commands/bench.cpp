@@ -261,7 +261,7 @@ int bench(const BenchFlags& o) {
         drafts = bench_draft(*session, how, std::move(drafter), depths, o.verify_rows.empty() ? all : o.verify_rows);
         if (!o.as_json) print_draft(*drafts);
     }
-    if (!o.plot.empty()) write_file_atomic(o.plot, plot_of(*session, o, rows, others));
+    if (!o.plot.empty()) write_plot(o.plot, plot_of(*session, o, rows, others));
     if (o.as_json) print_bench_json(*session, roof, rows, drafts);
     else if (o.bench.profile)
         tell(
@@ -318,7 +318,7 @@ void add_bench(Command& app, Action& action) {
                                  "Show the joules of a token by the driver's count for the whole GPU; "
                                  "repeats should take a second or more (--gen)");
     cmd->add_flag("--json", options->as_json, "Print JSON");
-    Flag* plot = cmd->add_option("--plot", options->plot, "Write an SVG: bars of decoding, prefill and first tokens");
+    Flag* plot = cmd->add_option("--plot", options->plot, "Write an SVG, or a PNG: bars of decoding, prefill and first tokens");
     Flag* plot_with = cmd->add_option("--plot-with", options->plot_with,
                                       "NAME=FILE: bars of another program or run beside them, from the output of "
                                       "`llama-bench -o json` or `riptide bench --json`");

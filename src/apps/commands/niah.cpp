@@ -119,7 +119,7 @@ int niah(const NiahFlags& o) {
     tell("{}\n\n{}", title, Lines{niah_table(answers, options)});
     if (!o.json_file.empty())
         write_file_atomic(o.json_file, json::serialize(niah_json(settings, answers, options)) + "\n");
-    if (!o.plot.empty()) write_file_atomic(o.plot, niah_svg(answers, options, title));
+    if (!o.plot.empty()) write_plot(o.plot, niah_svg(answers, options, title));
     return interrupted() ? 130 : 0;
 }
 
@@ -152,7 +152,7 @@ void add_niah(Command& app, Action& action) {
     cmd->add_flag("--think", options->niah.think, "Let the model reason first; give it room with -n");
     cmd->add_option("--json", options->json_file, "Write everything, each answer too, to this file");
     cmd->add_flag("--resume", options->resume, "Take the answers that the --json file has already");
-    cmd->add_option("--plot", options->plot, "Write an SVG: a heat map of lengths and depths for each task and share");
+    cmd->add_option("--plot", options->plot, "Write an SVG, or a PNG: a heat map of lengths and depths for each task and share");
     cmd->footer(
         "Texts are made up (prose, code, logs), questions are asked greedily one at a time, nothing is cached between\n"
         "them. Ctrl-C ends with what is there; --resume goes on.\n"

@@ -3,8 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 
+#include "apps/support/child_process.h"
+#include "apps/support/environment.h"
 #include "base/error.h"
+#include "base/file.h"
 
 namespace riptide::apps {
 
@@ -24,18 +28,33 @@ constexpr const char* kStyle =
 
 std::string class_of(std::string_view kind) { return kind.empty() ? "" : fmt::format(" class=\"{}\"", kind); }
 
-}  // namespace
-
-void check_plot_name(std::string_view file) {
+bool is_png(std::string_view file) {
     std::string ending(file.substr(file.size() - std::min<std::size_t>(4, file.size())));
     std::transform(ending.begin(), ending.end(), ending.begin(),
                    [](char c) { return 'A' <= c && c <= 'Z' ? c + 32 : c; });
-    if (ending != ".png") return;
-    const std::string_view stem = file.substr(0, file.size() - ending.size());
-    fail(ErrorKind::usage,
-         "--plot {0}: plots are written as SVG, expected a name such as {1}.svg; for a PNG, convert it then: "
-         "rsvg-convert --background-color white --zoom 2 --output {0} {1}.svg",
-         file, stem);
+    return ending == ".png";
+}
+
+constexpr const char* kConverter = "rsvg-convert";
+
+}  // namespace
+
+void check_plot_name(std::string_view file) {
+    RT_CHECK(!is_png(file) || !find_program(kConverter).empty(), ErrorKind::usage,
+             "--plot {}: {}, which makes PNGs of plots, is not on PATH (Debian: librsvg2-bin); install it, or give a "
+             "name that ends in .svg",
+             file, kConverter);
+}
+
+void write_plot(const std::string& file, const std::string& svg) {
+    if (!is_png(file)) return write_file_atomic(file, svg);
+    const std::string source = file + ".svg";
+    write_file_atomic(source, svg);
+    ChildProcess::Start start;
+    start.command = {find_program(kConverter), "--background-color", "white", "--zoom", "2", "--output", file, source};
+    const int status = ChildProcess(start).wait();
+    RT_CHECK(status == 0, ErrorKind::system, "{} ended with {}; the plot is in {}", kConverter, status, source);
+    std::filesystem::remove(source);
 }
 
 std::string svg_escaped(std::string_view text) {

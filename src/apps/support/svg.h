@@ -8,8 +8,11 @@
 
 namespace riptide::apps {
 
-/// Throws Error (usage) for the name of a PNG: plots are SVG, and other programs convert them.
+/// Throws Error (usage) for the name of a PNG where there is no rsvg-convert, which makes them.
 void check_plot_name(std::string_view file);
+
+/// Into `file`: as it is or, for a name that ends in .png, as rsvg-convert draws it, twice as large, on white.
+void write_plot(const std::string& file, const std::string& svg);
 
 /// Text as it may stand in an XML element or attribute; control characters are left out.
 std::string svg_escaped(std::string_view text);
