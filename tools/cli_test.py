@@ -85,6 +85,9 @@ def fits():
     expect(small["laguna-xs.2"]["weight_bytes"] == 20270574592, "fit: a file of Laguna XS.2 has 20,270,574,592 bytes of weights")
     demo = json.loads(good("fit", "laguna-tiny:q8_0", "--memory", "1GiB", "--json"))["models"][0]
     expect(demo["context"]["f32"] == demo["trained_context"], f"fit: a small model has all its context: {demo}")
+    small, large = (json.loads(good("fit", "laguna-xs.2:iq2_xs", "--memory", "40GiB", "--device", device, "--json"))["models"][0]
+                    for device in ["cpu", "cuda"])
+    expect(large["weight_bytes"] > 2 * small["weight_bytes"] and large["needed_bytes"] > 24 << 30, f"a GPU takes more for IQ2: {small}, {large}")
     bad(64, "24GiB", "fit", "--memory", "much")
     bad(66, "no shape", "fit", "nothing")
     bad(66, "riptide pull owner/absent", "fit", "owner/absent")

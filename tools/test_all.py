@@ -35,7 +35,7 @@ EngineLaw.in_a_crowd* EngineLaw.ten_thousand* EngineDflash.in_a_crowd* EngineCom
 EngineConstraint.a_hundred_schemas* EngineHybrid.a_drafter_in_the_dialect* scheduler.random_scenarios*
 All/HybridLoop*/bf16 All/HybridLoop.a_device_that_runs_ahead*/q4_k_m All/HybridAhead*/bf16
 MasksAside.drafts* MasksAside.found_by* MasksAside.the_engines_thread*
-FormedDraw.drafts* FormedDraw.answers_in_a_crowd* FormedDraw.a_session* FormedDraw.a_lone*
+AnswerTest.sampled_answers* FormedDraw.drafts* FormedDraw.answers_in_a_crowd* FormedDraw.a_session* FormedDraw.a_lone*
 SampledDrafts.* SessionTest.sampled_answers* Sampler.draws_follow* SampleMask.masked_logits_are_impossible_in_a_large*
 JsonSchemaConformance.published* laguna_stream.*every_truncation qwen_stream.*every_truncation *_stream.time_is_linear*
 JinjaLimits.work_is_counted*
@@ -172,10 +172,10 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     run.unit_tests("unit tests, optimised", "build/cpu")
     riptide = "build/cpu/riptide"
     run.stages([("command line", "tools/cli_test.py", riptide), ("packages", "tools/packages_test.sh", "build/cpu")])
-    run.stage("command line, its edges", "tools/cli_edges_test.py", riptide)
+    run.stages([("command line, its edges", "tools/cli_edges_test.py", riptide),
+                ("models from a hub, and the terminal", "tools/hub_test.py", riptide)])
     run.stage("the chat on a terminal", "tools/chat_test.py", riptide, show="to the first prompt")
     run.stage("an installed program", "tools/install_test.sh", "build/cpu")
-    run.stage("models from a hub, and the terminal", "tools/hub_test.py", riptide)
     run.stage("commands round a server", "tools/serve_test.py", riptide)
     run.stage("three servers as a fleet", "tools/fleet_test.py", riptide)
     run.stage("replies against the API's schemas", "tools/api_schema_test.py", riptide)

@@ -92,10 +92,9 @@ bool has_dot(DType type) {
 }
 
 // Float rows: four rows expanded to f32. Block rows: a panel of sixteen rows, for each 32 columns 512 bytes of codes
-// and up to four vectors of sixteen scales.
+// and up to four vectors of sixteen scales. Behind that, rows of types that become others first.
 int64_t dot_scratch_bytes(const Weight& w) {
-    const int64_t rows = int8_group(w.dtype) > 0 ? kRowsAtOnce * row_bytes(DType::int8_16, w.cols) : 0;
-    return kernel_scratch_bytes(w.cols) + rows;
+    return kernel_scratch_bytes(w.cols) + kRowsAtOnce * row_bytes(DType::int8_16, Int8Row::padded(w.cols));
 }
 
 void expand_float_row(const Weight& w, int64_t row, int64_t padded, float* out) {

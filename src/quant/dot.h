@@ -66,6 +66,7 @@ struct DotTask {
         return static_cast<const char*>(x) + (x_index == nullptr ? i : int64_t{x_index[i]}) * x_stride;
     }
 };
+/// By the columns alone, whatever the type: callers ask for one matrix of many.
 int64_t dot_scratch_bytes(const Weight& w);
 
 enum class Isa { baseline, avx2, avx512 };

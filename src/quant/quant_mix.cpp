@@ -54,13 +54,13 @@ constexpr DType kMixed[] = {DType::iq1_s,   DType::iq1_m, DType::iq2_xxs, DType:
 
 bool writable(const Mix& mix) { return can_quantize(mix.base); }
 
-const Mix& find_mix(std::string_view name) {
+const Mix& find_mix(std::string_view name, bool random = true) {
     std::string lower(name);
     std::transform(lower.begin(), lower.end(), lower.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     for (const Mix& mix : kMixes)
         if (mix.name == lower) return mix;
-    fail(ErrorKind::usage, "unknown quantisation mix {}: expected one of {}", name, quant_mix_names(true));
+    fail(ErrorKind::usage, "unknown quantisation mix {}: expected one of {}", name, quant_mix_names(random));
 }
 
 /// "ffn_down" of "blk.7.ffn_down.weight", "output" of "output.weight"; empty unless the name ends in ".weight".
@@ -103,7 +103,7 @@ std::string quant_mix_names(bool random) {
 }
 
 void check_mix_writable(std::string_view name) {
-    RT_CHECK(writable(find_mix(name)), ErrorKind::usage,
+    RT_CHECK(writable(find_mix(name, false)), ErrorKind::usage,
              "there is no quantiser for {}, only random weights (riptide synth): expected one of {}", name,
              quant_mix_names());
 }

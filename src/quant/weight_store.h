@@ -47,7 +47,7 @@ class WeightStore {
 
     /// Device memory taken; 0 on the CPU.
     int64_t device_bytes() const;
-    /// One sentence for each type that was converted: "q3_k: 40 matrices stored as f16 (no GPU kernels for q3_k)".
+    /// One sentence for each type that was converted: "q5_1: 40 matrices stored as f16 (no GPU kernels for q5_1)".
     std::vector<std::string> conversions() const;
 
   private:

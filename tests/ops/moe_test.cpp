@@ -193,6 +193,8 @@ struct MoeCase {
 };
 
 const MoeCase kMoeCases[] = {{{DType::q4_k}, {DType::q6_k}, 256, 512},
+                             {{DType::iq3_s}, {DType::q2_k}, 512, 256},
+                             {{DType::q3_k}, {DType::iq2_xs}, 256, 512},
                              {{DType::bf16}, {DType::bf16}, 48, 40},
                              {{DType::f32}, {DType::f32}, 24, 97},
                              {{DType::q8_0}, {DType::q5_0}, 96, 160},

@@ -157,6 +157,12 @@ TEST_P(DotKinds, arbitrary_bytes_decode_alike) {
     }
 }
 
+TEST_P(DotKinds, scratch_goes_by_the_columns_alone) {
+    const RandomWeight m(GetParam(), 2, 512 * GetParam().granule(), 16);
+    const Weight floats{.data = &m, .dtype = DType::f32, .rows = 1, .cols = m.w.cols, .row_bytes = 4 * m.w.cols};
+    EXPECT_EQ(dot_scratch_bytes(m.w), dot_scratch_bytes(floats));
+}
+
 INSTANTIATE_TEST_SUITE_P(all, DotKinds, ::testing::ValuesIn(test::all_weight_kinds()),
                          [](const auto& kind) { return kind.param.name(); });
 

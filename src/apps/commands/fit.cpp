@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "apps/commands/commands.h"
@@ -21,6 +23,8 @@
 #include "base/json.h"
 #include "engine/execution/memory_plan.h"
 #include "models/model.h"
+#include "quant/dot.h"
+#include "quant/placement.h"
 #include "tensor/gpu.h"
 
 namespace riptide::apps {
@@ -65,13 +69,29 @@ Place find_place(const FitFlags& o) {
     return place;
 }
 
+/// What the weights take there: on a GPU some types of blocks take more than in the file.
+int64_t placed_weights(const Place& place, const Model& model, const Checkpoint& checkpoint) {
+    int64_t bytes = model.info().weight_bytes;
+    if (!place.gpu) return bytes;
+    for (const TensorInfo& tensor : checkpoint.tensors()) {
+        if (tensor.shape.size() < 2 || !uses_int8_activations(tensor.dtype)) continue;
+        Weight w;
+        w.dtype = tensor.dtype;
+        w.cols = tensor.shape.back();
+        w.rows = std::accumulate(tensor.shape.begin(), tensor.shape.end() - 1, int64_t{1}, std::multiplies<>());
+        w.row_bytes = row_bytes(w.dtype, w.cols);
+        bytes += plan_placement(w).bytes() - w.bytes();
+    }
+    return bytes;
+}
+
 /// Of one answer at a time, as run and chat have it. nullopt: it does not fit.
-std::optional<MemoryPlan> plan_for(const Model& model, DType kv, const Place& place, int64_t context) {
+std::optional<MemoryPlan> plan_for(const Model& model, int64_t weights, DType kv, const Place& place, int64_t context) {
     MemoryRequest request;
     request.context = context;
     request.max_context = model.info().max_position_embeddings;
-    request.available = place.bytes - model.info().weight_bytes - (place.gpu ? kUnplannedBytes : 0);
-    request.weights = model.info().weight_bytes;
+    request.available = place.bytes - weights - (place.gpu ? kUnplannedBytes : 0);
+    request.weights = weights;
     request.specs = model.state_specs();
     request.k_dtype = request.v_dtype = kv;
     if (place.gpu) request.workspace = model.workspace();
@@ -85,11 +105,11 @@ std::optional<MemoryPlan> plan_for(const Model& model, DType kv, const Place& pl
 
 Fit fit_of(std::string name, const Checkpoint& checkpoint, const Place& place) {
     const std::unique_ptr<Model> model = load_model(checkpoint);
-    Fit out{std::move(name), model->info().weight_bytes, 0, model->info().max_position_embeddings, {}};
+    Fit out{std::move(name), placed_weights(place, *model, checkpoint), 0, model->info().max_position_embeddings, {}};
     for (size_t i = 0; i < kKvTypes.size(); ++i)
-        if (const auto plan = plan_for(*model, kKvTypes[i], place, 0)) out.context[i] = plan->context;
+        if (const auto plan = plan_for(*model, out.weights, kKvTypes[i], place, 0)) out.context[i] = plan->context;
     const Place vast{"", int64_t{1} << 60, place.gpu};
-    const auto least = plan_for(*model, DType::q8_0, vast, std::min(kLeastContext, out.trained_context));
+    const auto least = plan_for(*model, out.weights, DType::q8_0, vast, std::min(kLeastContext, out.trained_context));
     if (least) out.needs = vast.bytes - least->spare;
     return out;
 }
