@@ -169,6 +169,7 @@ __global__ void __launch_bounds__(kThreads, 2) experts_any_down_kernel(const __g
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, o = blockIdx.x * kWarps + warp, row = blockIdx.y;
     constexpr int kStep = Halves ? 2 * B : B, kWidth = Halves ? 16 : 32;
     const int per_slot = a.ff / 32;
+    const DType common = a.m[0].type == a.m[1].type ? a.m[0].type : DType::count;
     const auto slot_of = [&](int first, int b) { return Halves ? first + 2 * b + lane / 16 : first + b; };
     uint32_t raw[B][Set::kWords];
     const auto load = [&](int first, int j0) {
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, 2) experts_any_down_kernel(const __g
 #pragma unroll
         for (int b = 0; b < B; ++b) slots[b] = find_slot(a, row, slot_of(first, b));
         const int j = j0 + lane % kWidth;
-        with_plane_type<Set>(a.m[0].type, [&](auto type) {
+        with_plane_type<Set>(common, [&](auto type) {
 #pragma unroll
             for (int b = 0; b < B; ++b) {
                 const Matrix& w = a.m[slots[b].matrix];
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, 2) experts_any_down_kernel(const __g
             load(first, j0);
             if (first + j0 == 0) wait_and_stage(a, row, staged);
             const int j = min(j0 + lane % kWidth, per_slot - 1);  // beyond it the words are zeros
-            with_plane_type<Set>(a.m[0].type, [&](auto type) {
+            with_plane_type<Set>(common, [&](auto type) {
 #pragma unroll
                 for (int b = 0; b < B; ++b) {
                     const int slot = min(slot_of(first, b), a.slots - 1);
@@ -293,8 +294,8 @@ __global__ void __launch_bounds__(kThreads, 2) experts_any_float_down_kernel(con
 using GateUpKernel = void (*)(GateUpArgs);
 using DownKernel = void (*)(DownArgs);
 
-/// For planes of any type, or (floats) for float types.
+/// For planes of any type, or (floats) for float types. halves: see experts_any_down_kernel.
 GateUpKernel other_gate_up_kernel(bool floats);
-DownKernel other_down_kernel(bool floats);
+DownKernel other_down_kernel(bool floats, bool halves);
 
 }  // namespace riptide::ops::cuda::decode

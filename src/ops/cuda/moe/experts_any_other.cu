@@ -9,8 +9,9 @@ GateUpKernel other_gate_up_kernel(bool floats) {
                   : experts_any_gate_up_kernel<PlaneBatch<AllPlanes, 2, 2, false>>;
 }
 
-DownKernel other_down_kernel(bool floats) {
-    return floats ? experts_any_float_down_kernel<4> : experts_any_down_kernel<AllPlanes, 4, false>;
+DownKernel other_down_kernel(bool floats, bool halves) {
+    if (floats) return experts_any_float_down_kernel<4>;
+    return halves ? experts_any_down_kernel<AllPlanes, 5, true> : experts_any_down_kernel<AllPlanes, 4, false>;
 }
 
 }  // namespace riptide::ops::cuda::decode

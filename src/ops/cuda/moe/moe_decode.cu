@@ -163,7 +163,7 @@ void launch_down(Context& ctx, const Layer& layer, const Routing& routing, const
     a.residual = residual == nullptr ? nullptr : residual->row(0);
     a.extra = extra == nullptr ? nullptr : extra->row(0);
     const bool k_quants = a.m[0].type == a.m[1].type && is_k_quant(a.m[0].type);
-    const DownKernel kernel = !k_quants     ? other_down_kernel(floats)
+    const DownKernel kernel = !k_quants     ? other_down_kernel(floats, a.ff == 512)
                               : a.ff == 512 ? experts_any_down_kernel<KQuants, 5, true>
                                             : experts_any_down_kernel<KQuants, 5, false>;
     stage_count(ctx, a.layout, 0, 1);  // whether a row fits

@@ -20,14 +20,21 @@ __device__ __forceinline__ uint32_t (&words(uint32_t* raw, int i))[N] {
     return *reinterpret_cast<uint32_t(*)[N]>(raw + i * N);
 }
 
-/// f with the type as a constant where that pays.
+template <DType Type>
+using PlaneType = std::integral_constant<DType, Type>;
+
+/// f with the type as a constant where that pays, else as it is.
 template <class Set, class F>
 __device__ __forceinline__ void with_plane_type(DType type, const F& f) {
     if constexpr (Set::has(DType::planes_q5_k)) {
-        f(type);
+        if (type == DType::planes_levels) f(PlaneType<DType::planes_levels>{});
+        else if (type == DType::planes_q2_k) f(PlaneType<DType::planes_q2_k>{});
+        else if (type == DType::planes_int8) f(PlaneType<DType::planes_int8>{});
+        else if (type == DType::planes_int4) f(PlaneType<DType::planes_int4>{});
+        else f(type);
     } else {
-        if (type == DType::planes_q4_k) f(std::integral_constant<DType, DType::planes_q4_k>{});
-        else f(std::integral_constant<DType, DType::planes_q6_k>{});
+        if (type == DType::planes_q4_k) f(PlaneType<DType::planes_q4_k>{});
+        else f(PlaneType<DType::planes_q6_k>{});
     }
 }
 template <class Set, class F>
