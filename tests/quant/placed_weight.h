@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@
 namespace riptide::test {
 
 /// Every bit of every block is random, except for the binary16 scales and minima at `halves`.
-inline void scramble(RandomWeight& random, std::vector<int64_t> halves, uint64_t seed) {
+inline void scramble(RandomWeight& random, const std::vector<int64_t>& halves, uint64_t seed) {
     std::mt19937_64 engine(seed);
     const int64_t block = dtype_info(random.w.dtype).block_bytes;
     for (size_t i = 0; i < random.data.size(); ++i) {
@@ -27,28 +28,22 @@ inline void scramble(RandomWeight& random, std::vector<int64_t> halves, uint64_t
     }
 }
 
-inline RandomWeight scrambled(const WeightKind& kind, int64_t rows, int64_t cols, uint64_t seed) {
-    RandomWeight random(kind, rows, cols, seed);
-    switch (kind.type) {
+/// Where binary16 scales and minima lie in a block; nothing for types whose random weights stay as they are.
+inline std::optional<std::vector<int64_t>> halves_of(DType type) {
+    switch (type) {
         case DType::q4_k:
         case DType::q5_k:
-            scramble(random, {0, 2}, seed);
-            break;
-        case DType::q6_k:
-            scramble(random, {208}, seed);
-            break;
+            return std::vector<int64_t>{0, 2};
         case DType::q2_k:
-            scramble(random, {80, 82}, seed);
-            break;
+            return std::vector<int64_t>{80, 82};
         case DType::q3_k:
-            scramble(random, {108}, seed);
-            break;
+            return std::vector<int64_t>{108};
+        case DType::q6_k:
+            return std::vector<int64_t>{208};
         case DType::iq1_m:
-            scramble(random, {48, 50, 52, 54}, seed);
-            break;
+            return std::vector<int64_t>{48, 50, 52, 54};
         case DType::tq1_0:
-            scramble(random, {52}, seed);
-            break;
+            return std::vector<int64_t>{52};
         case DType::iq4_xs:
         case DType::q5_0:
         case DType::iq1_s:
@@ -57,18 +52,19 @@ inline RandomWeight scrambled(const WeightKind& kind, int64_t rows, int64_t cols
         case DType::iq2_s:
         case DType::iq3_xxs:
         case DType::iq3_s:
-            scramble(random, {0}, seed);
-            break;
-        case DType::f32:  // the last bit says that bf16 will not do
-            random.data[0] = std::byte{1};
-            break;
+            return std::vector<int64_t>{0};
         case DType::mxfp4:
         case DType::nvfp4:
-            scramble(random, {}, seed);
-            break;
+            return std::vector<int64_t>{};
         default:
-            break;
+            return std::nullopt;
     }
+}
+
+inline RandomWeight scrambled(const WeightKind& kind, int64_t rows, int64_t cols, uint64_t seed) {
+    RandomWeight random(kind, rows, cols, seed);
+    if (kind.type == DType::f32) random.data[0] = std::byte{1};  // the last bit says that bf16 will not do
+    if (const auto halves = halves_of(kind.type)) scramble(random, *halves, seed);
     return random;
 }
 
