@@ -20,42 +20,6 @@ using namespace ops::cuda::prefill;
 using test::RandomWeight;
 using test::WeightKind;
 
-TEST(PrefillDecode, threads_and_rows_are_a_bijection_without_bank_conflicts) {
-    for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu}) {
-        std::set<int> from, to;
-        for (int thread = 0; thread < kDecodeRows; ++thread) {
-            const DecodePlace p = decode_place(order, thread);
-            from.insert(p.from);
-            to.insert(p.to);
-            if (order == RowOrder::f32) EXPECT_EQ(p.to, scratch_row(order, 0, p.from));
-            else EXPECT_EQ(p.to, scratch_row(order, p.from / 128, p.from % 128));
-            for (int piece = 0; piece < 8; ++piece)
-                EXPECT_EQ(swizzled128(p.from, piece), swizzled128(p.from, 0) ^ static_cast<uint32_t>(piece) << 4);
-            for (int piece = 0; piece < 4; ++piece)
-                EXPECT_EQ(swizzled64(p.from, piece), swizzled64(p.from, 0) ^ static_cast<uint32_t>(piece) << 4);
-        }
-        EXPECT_EQ(from.size(), size_t{kDecodeRows});
-        EXPECT_EQ(to.size(), size_t{kDecodeRows});
-        EXPECT_EQ(*from.rbegin(), kDecodeRows - 1);
-        EXPECT_EQ(*to.rbegin(), kDecodeRows - 1);
-        // Sixteen bytes a thread go eight threads at a time: all must lie in different parts of 128 bytes.
-        for (int first = 0; first < kDecodeRows; first += 8) {
-            std::set<uint32_t> read, wide, written, scales;
-            for (int thread = first; thread < first + 8; ++thread) {
-                const DecodePlace p = decode_place(order, thread);
-                read.insert(swizzled128(p.from, 3) % 128);
-                wide.insert(swizzled64(p.from, 2) % 128);
-                written.insert(swizzled128(p.to, 5) % 128);
-                scales.insert(static_cast<uint32_t>(p.from * 16 % 128));
-            }
-            EXPECT_EQ(read.size(), 8u);
-            EXPECT_EQ(wide.size(), 8u);
-            EXPECT_EQ(written.size(), 8u);
-            EXPECT_EQ(scales.size(), 8u);
-        }
-    }
-}
-
 struct Row {
     uint32_t nibbles[8][4], high[8][2];
     uint32_t scales[4];
@@ -153,10 +117,6 @@ struct FakeMemory {
     Words2 read8(uint32_t from) const { return get<Words2>(from); }
     uint32_t read4(uint32_t from) const { return get<uint32_t>(from); }
     uint16_t read2(uint32_t from) const { return get<uint16_t>(from); }
-    void write16(uint32_t to, const Words4& v) {
-        EXPECT_EQ(to % 16, 0u);
-        std::memcpy(bytes.data() + to, &v, 16);
-    }
     /// A box of 128 rows as TMA brings it; `swizzle` bits of the 16-byte pieces' addresses, from bit 4, are turned by
     /// those from bit 7. Rows behind the last are zero.
     void box(uint32_t to, const void* plane, int64_t row_bytes, int64_t rows, int64_t first, int64_t x, int box_bytes,
@@ -228,63 +188,33 @@ class TileOfPlanes {
 
 bool same_value(uint16_t a, uint16_t b) { return a == b || (a | b) == 0x8000; }  // zeros of two signs
 
-/// A whole tile as the kernel makes it, against the rows of the matrix in the order of B.
-template <DType T>
-void expect_tile(DType file_type, RowOrder order, int64_t rows, int64_t k, int n) {
-    const TileOfPlanes<T> tile(file_type, order, rows, k, n);
-    constexpr uint32_t kTileAt = 96 * 1024;
-    for (int span = 0; span < tile.spans(); ++span) {
-        FakeMemory shared = tile.span(span);
-        for (int step = 0; step < 4; ++step) {
-            for (int thread = 0; thread < kDecodeRows; ++thread) {
-                const DecodePlace place = decode_place(order, thread);
-                const RowScales<T> scales = load_scales<T>(shared, 0, place.from, span, tile.spans());
-                const StepWords words = load_step<T>(shared, 0, place.from, step);
-                if (scales.quick) store_step<T, true>(shared, kTileAt, place.to, step, words, scales);
-                else store_step<T, false>(shared, kTileAt, place.to, step, words, scales);
-            }
-            for (int64_t c = 0; c < rows; ++c)
-                for (int which = 0; which < (order == RowOrder::swiglu ? 2 : 1); ++which) {
-                    const int b_row = scratch_row(order, which, static_cast<int>(c)) - n;
-                    if (b_row < 0 || b_row >= kDecodeRows) continue;
-                    for (int j = 0; j < 64; j += 16) {
-                        const auto expected = tile.expected(which, c, 256 * span + 64 * step + j);
-                        for (int i = 0; i < 16; ++i) {
-                            auto at = static_cast<uint32_t>(b_row * 128 + 2 * (j + i));  // TMA's swizzle again
-                            at ^= (at >> 7 & 7) << 4;
-                            ASSERT_TRUE(
-                                same_value(shared.get<uint16_t>(kTileAt + at), expected[static_cast<size_t>(i)]))
-                                << "row " << c << " of " << which << ", step " << step;
-                        }
-                    }
-                }
-        }
-    }
-}
-
 /// The A fragments of all 512 threads, against the matrix.
-template <DType T>
-void expect_fragments(DType file_type, RowOrder order, int64_t rows, int64_t k, int n) {
-    const TileOfPlanes<T> tile(file_type, order, rows, k, n);
-    const bool swiglu = order == RowOrder::swiglu;
+template <DType T, RowOrder kOrder>
+void expect_fragments(DType file_type, int64_t rows, int64_t k, int n) {
+    using Place = FragmentPlace<kOrder>;
+    const TileOfPlanes<T> tile(file_type, kOrder, rows, k, n);
+    constexpr bool swiglu = Place::kPairs;
     int64_t seen = 0;
     for (int span = 0; span < tile.spans(); ++span) {
         FakeMemory shared = tile.span(span);
         for (int thread = 0; thread < 512; ++thread) {
-            const FragmentPlace place = fragment_place(order, thread);
+            const Place place(thread);
+            EXPECT_EQ(place.row, Place(thread % 128).row + thread / 128 * Place::kGroup);
             const int t = thread % 4;
             for (int i = 0; i < 2; ++i) {
-                const int64_t row = swiglu ? n / 2 + place.column[i] : n + place.column[i];
-                EXPECT_EQ(place.row[i], swiglu ? 128 * i + place.column[i] : place.column[i]);
+                const int box_row = place.row + i * Place::kSecond, column = place.row + i * Place::kSecondColumn;
+                const int64_t row = (swiglu ? n / 2 : n) + column;
+                EXPECT_EQ(box_row, swiglu ? 128 * i + column : column);
                 if (row >= rows) continue;
-                const RowScales<T> scales = load_scales<T>(shared, 0, place.row[i], span, tile.spans());
+                const RowScales<T> scales = load_scales<T>(shared, 0, box_row, span, tile.spans());
                 for (int sub = 0; sub < 8; ++sub) {
-                    const ShareWords words = load_share<T>(shared, 0, place.row[i], sub, t);
+                    const ShareWords words =
+                        load_share<T>(shared, share_at<T>(0, place.row, sub, t), i * Place::kSecond, t);
                     for (int half = 0; half < 2; ++half) {
                         uint32_t six = 0;
                         if (Span<T>::kSixBits)
-                            six = shared.read4(
-                                static_cast<uint32_t>(Span<T>::kAtScales + place.row[i] * 16 + 4 * (sub / 2)));
+                            six =
+                                shared.read4(static_cast<uint32_t>(Span<T>::kAtScales + box_row * 16 + 4 * (sub / 2)));
                         const Affine f = affine_of(scales, six, sub, half, scales.quick);
                         const uint32_t codes = share_codes<T>(words, t, half);
                         const Words2 got = scales.quick ? decode4<true>(codes, f) : decode4<false>(codes, f);
@@ -307,21 +237,14 @@ void expect_fragments(DType file_type, RowOrder order, int64_t rows, int64_t k, 
 }
 
 TEST(PrefillDecode, makes_the_fragments_of_the_matrix) {
-    for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu})
-        for (const int n : {0, 256}) {
-            expect_fragments<DType::planes_q4_k>(DType::q4_k, order, 320, 512, n);
-            expect_fragments<DType::planes_q5_k>(DType::q5_k, order, 320, 512, n);
-            expect_fragments<DType::planes_q6_k>(DType::q6_k, order, 320, 512, n);
-        }
-}
-
-TEST(PrefillDecode, makes_the_tile_that_expansion_makes) {
-    for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu})
-        for (const int n : {0, 256}) {
-            expect_tile<DType::planes_q4_k>(DType::q4_k, order, 320, 512, n);
-            expect_tile<DType::planes_q5_k>(DType::q5_k, order, 320, 512, n);
-            expect_tile<DType::planes_q6_k>(DType::q6_k, order, 320, 512, n);
-        }
+    for (const int n : {0, 256}) {
+        expect_fragments<DType::planes_q4_k, RowOrder::f32>(DType::q4_k, 320, 512, n);
+        expect_fragments<DType::planes_q5_k, RowOrder::f32>(DType::q5_k, 320, 512, n);
+        expect_fragments<DType::planes_q6_k, RowOrder::f32>(DType::q6_k, 320, 512, n);
+        expect_fragments<DType::planes_q4_k, RowOrder::swiglu>(DType::q4_k, 320, 512, n);
+        expect_fragments<DType::planes_q5_k, RowOrder::swiglu>(DType::q5_k, 320, 512, n);
+        expect_fragments<DType::planes_q6_k, RowOrder::swiglu>(DType::q6_k, 320, 512, n);
+    }
 }
 
 }  // namespace

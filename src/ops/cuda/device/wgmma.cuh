@@ -73,88 +73,71 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
     return kSwizzle128 | kGroup | uint64_t{panel_bytes / 16} << 16 | address / 16;
 }
 
-#define RT_WGMMA_N128(TYPES, TRANSPOSED)                                                                              \
-    asm volatile(                                                                                                     \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                                  \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES                                                          \
-        " {"                                                                                                          \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"                              \
-        "}, {%64, %65, %66, %67}, %68, p, 1, 1, " TRANSPOSED ";\n}\n"                                                 \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),     \
-          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),     \
-          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),     \
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),     \
-          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                   \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+// The accumulators of an instruction, by sixteens: in its text, and as its operands.
+#define RT_TEXT0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define RT_TEXT1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define RT_TEXT2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define RT_TEXT3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RT_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define RT_SIXTEEN(i) RT_FOUR(i), RT_FOUR(i + 4), RT_FOUR(i + 8), RT_FOUR(i + 12)
 
-#define RT_WGMMA_N64(TYPES, TRANSPOSED)                                                                               \
-    asm volatile(                                                                                                     \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                                  \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES                                                           \
-        " {"                                                                                                          \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                              \
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1, " TRANSPOSED ";\n}\n"                                                 \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
-          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
-          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                   \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-
-#define RT_WGMMA_N32(TYPES, TRANSPOSED)                                                                               \
-    asm volatile(                                                                                                     \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                                                  \
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPES                                                           \
-        " {"                                                                                                          \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                                        \
-        "}, {%16, %17, %18, %19}, %20, p, 1, 1, " TRANSPOSED ";\n}\n"                                                 \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])                    \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
-
-#define RT_WGMMA_N16(TYPES, TRANSPOSED)                                                                  \
-    asm volatile(                                                                                        \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                     \
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPES                                              \
-        " {"                                                                                             \
-        "%0, %1, %2, %3, %4, %5, %6, %7"                                                                 \
-        "}, {%8, %9, %10, %11}, %12, p, 1, 1, " TRANSPOSED ";\n}\n"                                      \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+// Operands behind the kN / 2 accumulators: A's four registers, B's descriptor, whether to add.
+#define RT_WGMMA(N, TEXT, A0, A1, A2, A3, B, ADD, TYPES, TRANSPOSED, ...)                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD                                                         \
+                 ", 0;\n"                                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" TEXT "}, {%" #A0 ", %" #A1 ", %" #A2 \
+                 ", %" #A3 "}, %" #B ", p, 1, 1, " TRANSPOSED ";\n}\n"                                             \
+                 : __VA_ARGS__                                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
 /// d [64, kN] = a [64, 16] b [16, kN] (+ d if add). kTransposed: the rows of b in memory run along N, not along K.
+/// Of 64 and 128 all kinds; of other kN bf16 not transposed.
 template <class T, int kN, bool kTransposed>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uint64_t b, int add) {
-    static_assert(kN == 64 || kN == 128 ||
-                  ((kN == 16 || kN == 32) && !kTransposed && std::is_same_v<T, __nv_bfloat16>));
     constexpr bool kHalf = std::is_same_v<T, __half>;
-    if constexpr (kN == 128) {
-        if constexpr (kHalf && kTransposed) RT_WGMMA_N128("f16.f16", "1");
-        else if constexpr (kHalf) RT_WGMMA_N128("f16.f16", "0");
-        else if constexpr (kTransposed) RT_WGMMA_N128("bf16.bf16", "1");
-        else RT_WGMMA_N128("bf16.bf16", "0");
-    } else if constexpr (kN == 32) {
-        RT_WGMMA_N32("bf16.bf16", "0");
+    static_assert(kN == 64 || kN == 128 || (!kTransposed && !kHalf));
+    if constexpr (kN == 64) {
+        if constexpr (kHalf && kTransposed)
+            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "f16.f16", "1", RT_SIXTEEN(0), RT_SIXTEEN(16));
+        else if constexpr (kHalf)
+            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "f16.f16", "0", RT_SIXTEEN(0), RT_SIXTEEN(16));
+        else if constexpr (kTransposed)
+            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "bf16.bf16", "1", RT_SIXTEEN(0),
+                     RT_SIXTEEN(16));
+        else
+            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "bf16.bf16", "0", RT_SIXTEEN(0),
+                     RT_SIXTEEN(16));
+    } else if constexpr (kN == 128) {
+        if constexpr (kHalf && kTransposed)
+            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "f16.f16", "1",
+                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
+        else if constexpr (kHalf)
+            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "f16.f16", "0",
+                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
+        else if constexpr (kTransposed)
+            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "bf16.bf16", "1",
+                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
+        else
+            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "bf16.bf16", "0",
+                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
     } else if constexpr (kN == 16) {
-        RT_WGMMA_N16("bf16.bf16", "0");
+        RT_WGMMA(16, "%0, %1, %2, %3, %4, %5, %6, %7", 8, 9, 10, 11, 12, 13, "bf16.bf16", "0", RT_FOUR(0), RT_FOUR(4));
+    } else if constexpr (kN == 32) {
+        RT_WGMMA(32, RT_TEXT0, 16, 17, 18, 19, 20, 21, "bf16.bf16", "0", RT_SIXTEEN(0));
     } else {
-        if constexpr (kHalf && kTransposed) RT_WGMMA_N64("f16.f16", "1");
-        else if constexpr (kHalf) RT_WGMMA_N64("f16.f16", "0");
-        else if constexpr (kTransposed) RT_WGMMA_N64("bf16.bf16", "1");
-        else RT_WGMMA_N64("bf16.bf16", "0");
+        static_assert(kN == 96);
+        RT_WGMMA(96, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2, 48, 49, 50, 51, 52, 53, "bf16.bf16", "0", RT_SIXTEEN(0),
+                 RT_SIXTEEN(16), RT_SIXTEEN(32));
     }
 }
 
-#undef RT_WGMMA_N128
-#undef RT_WGMMA_N64
-#undef RT_WGMMA_N32
-#undef RT_WGMMA_N16
+#undef RT_TEXT0
+#undef RT_TEXT1
+#undef RT_TEXT2
+#undef RT_TEXT3
+#undef RT_FOUR
+#undef RT_SIXTEEN
+#undef RT_WGMMA
 
 #endif
 

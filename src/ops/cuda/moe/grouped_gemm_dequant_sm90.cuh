@@ -1,5 +1,5 @@
-// What the two kernels that decode experts' weights in the product share: which tiles a block has, the threads that
-// feed planes and rows through TMA, and the stages they feed.
+// What products with experts' weights decoded in the kernel begin with: which tiles a block has, the threads that feed
+// planes and rows through TMA, and the stages they feed.
 #pragma once
 
 #include <algorithm>
@@ -14,17 +14,15 @@ namespace riptide::ops::cuda::prefill {
 
 inline constexpr int kTileN = kDecodeRows, kTileK = 64, kBoxRows = 16;
 inline constexpr int kSpan = 256;  // columns of one piece of the planes
-inline constexpr int kStageB = kTileN * kTileK * 2;
-inline constexpr int kDecodingThreads = 5 * 128;  // warpgroup 0 feeds
 
-/// The shared memory of a block: kA stages of kRows rows of A, kB of decoded B, kSpans of planes; barriers behind them.
-template <DType T, int kRows, int kA, int kB, int kSpans>
+/// The shared memory of a block: kA stages of kRows rows of A, kSpans of planes; barriers behind them.
+template <DType T, int kRows, int kA, int kSpans>
 struct Stages {
     static constexpr DType kType = T;
-    static constexpr int kRowsA = kRows, kStagesA = kA, kStagesB = kB, kStagesSpan = kSpans;
+    static constexpr int kRowsA = kRows, kStagesA = kA, kStagesSpan = kSpans;
     static constexpr int kStageA = kRows * kTileK * 2, kSpanBytes = Span<T>::kBytes;
-    static constexpr int kShared = 1024 + kA * kStageA + kB * kStageB + kSpans * Span<T>::kBytes + 256;
-    static_assert(Span<T>::kBytes % 1024 == 0 && 16 * (kA + kB + kSpans) <= 256 && kShared <= 227 * 1024);
+    static constexpr int kShared = 1024 + kA * kStageA + kSpans * Span<T>::kBytes + 256;
+    static_assert(Span<T>::kBytes % 1024 == 0 && 16 * (kA + kSpans) <= 256 && kShared <= 227 * 1024);
 };
 
 /// One stack of matrices.
@@ -52,22 +50,19 @@ constexpr RowOrder order_of() {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes; empty (and full_b):
-/// one arrival of each of `warps` warps.
+/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes; empty: one arrival of
+/// each of `warps` warps.
 template <class S>
 struct Layout {
-    uint32_t a, b, spans, full_a, empty_a, full_b, empty_b, full_span, empty_span;
+    uint32_t a, spans, full_a, empty_a, full_span, empty_span;
     /// Every lane says that it has read a span, as race checkers want it; for those that no checker sees one does.
     static constexpr bool kAllLanes = Span<S::kType>::kSixBits;
     __device__ __forceinline__ explicit Layout(uint32_t base)
         : a(base),
-          b(a + S::kStagesA * S::kStageA),
-          spans(b + S::kStagesB * kStageB),
+          spans(a + S::kStagesA * S::kStageA),
           full_a(spans + S::kStagesSpan * S::kSpanBytes),
           empty_a(full_a + 8 * S::kStagesA),
-          full_b(empty_a + 8 * S::kStagesA),
-          empty_b(full_b + 8 * S::kStagesB),
-          full_span(empty_b + 8 * S::kStagesB),
+          full_span(empty_a + 8 * S::kStagesA),
           empty_span(full_span + 8 * S::kStagesSpan) {}
     /// All lanes: their warp has read this span.
     __device__ __forceinline__ void give_back_span(int stage, bool leader) const {
@@ -77,7 +72,6 @@ struct Layout {
     /// By one thread, once.
     __device__ __forceinline__ void init(int warps) const {
         for (int s = 0; s < S::kStagesA; ++s) barrier_init(full_a + 8 * s, 1), barrier_init(empty_a + 8 * s, warps);
-        for (int s = 0; s < S::kStagesB; ++s) barrier_init(full_b + 8 * s, warps), barrier_init(empty_b + 8 * s, warps);
         for (int s = 0; s < S::kStagesSpan; ++s)
             barrier_init(full_span + 8 * s, 1), barrier_init(empty_span + 8 * s, kAllLanes ? 32 * warps : warps);
         barrier_init_fence();
@@ -115,8 +109,7 @@ __device__ __forceinline__ void for_tiles(const GemmProblem& p, const Body& body
         const int t = turn * blocks + (back ? blocks - 1 - block : block);
         if (t >= tiles) continue;
         Tile tile = kByRows ? tile_by_rows(p, t) : tile_at(p, kTileN, tiles - 1 - t);
-        const int end = min(tile.row_end, tile.row + kTileM);
-        for (; tile.row < end; tile.row += kRows) body(tile);
+        for (; tile.row < tile.row_end; tile.row += kRows) body(tile);
     }
 }
 
@@ -203,11 +196,6 @@ struct SharedMemory {
         asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
         return v;
     }
-    __device__ __forceinline__ static void write16(uint32_t to, const Words4& v) {
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
-                     "r"(v.w[3])
-                     : "memory");
-    }
 };
 
 #endif
@@ -260,14 +248,14 @@ Maps maps_of(const DecodingProblem& job) {
 
 /// kernel(maps, work, out), persistent.
 template <class S, class Out, class Kernel>
-void launch_decoding(const Gpu& gpu, const DecodingProblem& job, const Out& out, Kernel kernel) {
+void launch_decoding(const Gpu& gpu, const DecodingProblem& job, const Out& out, Kernel kernel, int threads) {
     const GemmProblem& p = job.gemm;
     const int experts = p.expert_end - p.expert_begin;
     const Work work = {p, job.shared[0] != nullptr ? p.expert_end - 1 : -1, static_cast<int>(job.first[0]->rows)};
     const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + experts} * ceil_div(p.n, kTileN);  // at most
     RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
     const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, gpu.info().sm_count));
-    launch(gpu, kernel, grid, kDecodingThreads, S::kShared, maps_of<S::kType, Out>(job), work, out);
+    launch(gpu, kernel, grid, threads, S::kShared, maps_of<S::kType, Out>(job), work, out);
 }
 
 /// launch(std::integral_constant<DType, the weights' type>{}).
@@ -282,11 +270,5 @@ void with_planes(const DecodingProblem& job, const Launch& launch) {
             return launch(std::integral_constant<DType, DType::planes_q6_k>{});
     }
 }
-
-// The two kernels. gemm_decoding() chooses.
-template <class Out>
-void gemm_decoding_many(const Gpu& gpu, const DecodingProblem& job, const Out& out);
-template <class Out>
-void gemm_decoding_few(const Gpu& gpu, const DecodingProblem& job, const Out& out);
 
 }  // namespace riptide::ops::cuda::prefill

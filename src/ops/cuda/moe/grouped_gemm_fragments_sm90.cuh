@@ -24,145 +24,155 @@ __device__ __forceinline__ bool group_all(bool x) {
     return all != 0;
 }
 
-/// Scales of the sub-blocks of a span of two rows. q4_k and q5_k: each lane of a quad makes those of two sub-blocks for
-/// all four. q6_k: every lane makes its own when they are wanted. quick: the same for the whole warpgroup, which
-/// multiplies together.
-template <class S>
-struct SpanScales {
-    static constexpr DType T = S::kType;
-    Affine mine[2][2];  // [half][row]: of sub-block 4 half + t
-    bool quick = true;
-
-    __device__ __forceinline__ SpanScales(uint32_t from, const int (&row)[2], int span, int spans, int t) {
-        SharedMemory memory;
-        RowScales<T> rows[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) rows[i] = load_scales<T>(memory, from, row[i], span, spans);
-        quick = group_all(rows[0].quick && rows[1].quick);
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) mine[half][i] = affine_of(rows[i], 0, 4 * half + t, 0, quick);
-    }
-};
-template <>
-struct SpanScales<Span<DType::planes_q6_k>> {
-    static constexpr DType T = DType::planes_q6_k;
-    using S = Span<T>;
-    RowScales<T> rows[2];
-    static constexpr bool quick = true;
-
-    __device__ __forceinline__ SpanScales(uint32_t from, const int (&row)[2], int span, int spans, int) {
-        SharedMemory memory;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) rows[i] = load_scales<T>(memory, from, row[i], span, spans);
-    }
-};
-
-/// Of one half of a span.
-template <class S>
-struct F16Scales {
-    Affine mine[2];
-    __device__ __forceinline__ F16Scales(const SpanScales<S>& span, int half)
-        : mine{half == 0 ? span.mine[0][0] : span.mine[1][0], half == 0 ? span.mine[0][1] : span.mine[1][1]} {}
-    __device__ __forceinline__ void step(uint32_t, const int (&)[2], int) {}
-    /// Of sub-block 4 half + s of row i, its columns 16 part .. + 15. s, part: known to the compiler.
-    __device__ __forceinline__ Affine get(int i, int s, int) const {
-        return {of_quarter(mine[i].scale, s), of_quarter(mine[i].offset, s)};
-    }
-};
-template <>
-struct F16Scales<Span<DType::planes_q6_k>> {
-    static constexpr DType T = DType::planes_q6_k;
-    using S = Span<T>;
-    const SpanScales<S>& span;
-    uint32_t words[2];  // int8 scales of 64 columns
-    __device__ __forceinline__ F16Scales(const SpanScales<S>& s, int) : span(s) {}
-    __device__ __forceinline__ void step(uint32_t from, const int (&row)[2], int step) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            words[i] = SharedMemory::read4(from + S::kAtScales + static_cast<uint32_t>(row[i] * 16 + 4 * step));
-    }
-    __device__ __forceinline__ Affine get(int i, int s, int part) const {
-        return affine_of(span.rows[i], words[i], s, part, true);
-    }
-};
-
-/// Sixteen columns of a sub-block of both rows as an A fragment.
-template <DType T, bool kQuick>
-__device__ __forceinline__ void decode_fragment(uint32_t (&to)[4], const ShareWords (&words)[2], const Affine (&f)[2],
-                                                int t, int part) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const Words2 two = decode4<kQuick>(share_codes<T>(words[i], t, part), f[i]);
-        to[i] = two.w[0];
-        to[2 + i] = two.w[1];
-    }
-}
-
-/// A thread's place among those of its warpgroup, and what it carries from one step to the next. R: Stages, or alike.
-template <class R>
+/// A thread's place among those of its warpgroup, which has kGroups times 64 rows of weights, and what it carries from
+/// one step to the next. R: Stages, or alike.
+template <class R, RowOrder kOrder, int kGroups>
 struct Worker {
+    using Place = FragmentPlace<kOrder>;
+    static constexpr DType kType = R::kType;
+    static constexpr int kStageA = R::kStageA, kSpanBytes = R::kSpanBytes;
+    using S = Span<kType>;
     const Layout<R>& at;
-    FragmentPlace place;
-    int t;
-    bool leader;
-    Turn<R::kStagesSpan> span;
-    Turn<R::kStagesA> a;
+    int t = static_cast<int>(threadIdx.x % 4);
+    bool leader = threadIdx.x % 32 == 0;
+    int row = 0;  // of group 0, the first of a thread's two
+    Turn<R::kStagesSpan> span = {};
+    Turn<R::kStagesA> a = {};
     uint32_t before = 0;  // the barrier to give back A's stage before at; none at first
+
+    __device__ __forceinline__ explicit Worker(const Layout<R>& layout) : at(layout) {}
+    /// Before each tile: what follows from a place takes more registers than there are, if it is kept from tile to
+    /// tile.
+    __device__ __forceinline__ void begin() {
+        auto thread = static_cast<int>(threadIdx.x) - 128;
+        asm volatile("" : "+r"(thread));
+        row = Place(thread / 128 * kGroups * 128 + thread % 128).row;
+    }
+    __device__ __forceinline__ static constexpr int later(int g, int i) {
+        return g * Place::kGroup + i * Place::kSecond;
+    }
 };
-template <class R>
-__device__ __forceinline__ Worker<R> worker(const Layout<R>& at, const FragmentPlace& place) {
-    return {at, place, static_cast<int>(threadIdx.x % 4), threadIdx.x % 32 == 0, {}, {}};
-}
 
-/// What a thread needs of a sub-block of its two rows.
-template <class S>
-struct SubBlock {
-    ShareWords words[2];
-    Affine f[2][2];  // [columns 16 part ..][row]
-
-    /// Sub-block 4 half + s.
-    __device__ __forceinline__ void load(uint32_t from, const FragmentPlace& place, int t, int half, int s,
-                                         F16Scales<S>& scales) {
-        SharedMemory memory;
-        if (s % 2 == 0) scales.step(from, place.row, 2 * half + s / 2);
+/// Whether the whole warpgroup, which multiplies together, has exact offsets in a span (RowScales::quick).
+template <int kGroups, class W>
+__device__ __forceinline__ bool quick_span(const W& me, uint32_t from) {
+    if constexpr (W::S::kSixBits) return true;
+    bool quick = true;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            words[i] = load_share<S::kType>(memory, from, place.row[i], 4 * half + s, t);
-            f[0][i] = scales.get(i, s, 0);
-            f[1][i] = S::kSixBits ? scales.get(i, s, 1) : f[0][i];
+            const uint32_t both = SharedMemory::read4(from + W::S::kAtScales + 12 +
+                                                      static_cast<uint32_t>((me.row + W::later(g, i)) * 16));
+            quick = quick && exact_offset(static_cast<uint16_t>(both), static_cast<uint16_t>(both >> 16));
+        }
+    return group_all(quick);
+}
+
+/// Scales of the four sub-blocks of half a span of a thread's rows. q4_k and q5_k: each lane of a quad makes those of
+/// one for all four. q6_k: every lane makes its own when they are wanted.
+template <class W, int kGroups>
+struct HalfScales {
+    Affine mine[kGroups][2];  // of sub-block 4 half + t
+
+    __device__ __forceinline__ HalfScales(const W& me, uint32_t from, int span, int spans, int half, bool quick) {
+        SharedMemory memory;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                mine[g][i] = affine_of(load_scales<W::kType>(memory, from, me.row + W::later(g, i), span, spans), 0,
+                                       4 * half + me.t, 0, quick);
+            }
+    }
+};
+template <class W, int kGroups>
+requires(W::S::kSixBits) struct HalfScales<W, kGroups> {
+    RowScales<W::kType> rows[kGroups][2];
+
+    __device__ __forceinline__ HalfScales(const W& me, uint32_t from, int span, int spans, int, bool) {
+        SharedMemory memory;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                rows[g][i] = load_scales<W::kType>(memory, from, me.row + W::later(g, i), span, spans);
+            }
+    }
+};
+
+/// What a thread needs of a sub-block of its rows.
+template <class W, int kGroups>
+struct SubBlock {
+    static constexpr bool kSixBits = W::S::kSixBits;
+    ShareWords words[kGroups][2];
+    Affine f[kSixBits ? 2 : 1][kGroups][2];  // [columns 16 part ..]
+
+    /// Sub-block 4 half + s of the span at `from`. s: known to the compiler.
+    __device__ __forceinline__ void load(const W& me, uint32_t from, const HalfScales<W, kGroups>& scales, int half,
+                                         int s) {
+        SharedMemory memory;
+        const ShareAt at = share_at<W::kType>(from, me.row, 4 * half + s, me.t);
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                words[g][i] = load_share<W::kType>(memory, at, W::later(g, i), me.t);
+                if constexpr (kSixBits) {
+                    const auto row = static_cast<uint32_t>(me.row + W::later(g, i));
+                    const uint32_t four = memory.read4(from + W::S::kAtScales + row * 16 + 8 * half + s / 2 * 4);
+                    for (int part = 0; part < 2; ++part)
+                        f[part][g][i] = affine_of(scales.rows[g][i], four, s, part, true);
+                } else {
+                    f[0][g][i] = {of_quarter(scales.mine[g][i].scale, s), of_quarter(scales.mine[g][i].offset, s)};
+                }
+            }
+    }
+    /// Its sixteen columns 16 part .. of a group's rows as an A fragment.
+    template <bool kQuick>
+    __device__ __forceinline__ void decode(uint32_t (&to)[4], int g, int t, int part) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t codes = share_codes<W::kType>(words[g][i], t, part);
+            const Words2 two = decode4<kQuick>(codes, f[kSixBits ? part : 0][g][i]);
+            to[i] = two.w[0];
+            to[2 + i] = two.w[1];
         }
     }
 };
 
-/// d += the sums over the 256 columns of a span at `from`. S: Span.
-template <int kN, bool kQuick, class S, class R>
-__device__ __forceinline__ void add_span(float (&d)[kN / 2], uint32_t (&fragment)[2][4], Worker<R>& me, uint32_t from,
-                                         const SpanScales<S>& span_scales) {
+/// d += the sums over the 256 columns of a span at `from`. The products of one set of fragments run while the next is
+/// decoded. With one group a sub-block is read before the one ahead of it is decoded; two have no registers for that.
+template <int kN, bool kQuick, class W, int kGroups>
+__device__ __forceinline__ void add_span(float (&d)[kGroups][kN / 2], uint32_t (&fragment)[2][kGroups][4], W& me,
+                                         uint32_t from, int span, int spans) {
+    constexpr int kSubs = kGroups == 1 ? 2 : 1;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-        F16Scales<S> scales(span_scales, half);
-        SubBlock<S> sub[2];  // the next one is read before this one is decoded
-        sub[0].load(from, me.place, me.t, half, 0, scales);
+        const HalfScales<W, kGroups> scales(me, from, span, spans, half, kQuick);
+        SubBlock<W, kGroups> sub[kSubs];
+        sub[0].load(me, from, scales, half, 0);
 #pragma unroll
         for (int step = 0; step < 2; ++step) {  // 64 columns
             barrier_wait(me.at.full_a + 8 * me.a.stage, me.a.parity);
-            const uint64_t da = rows_descriptor(me.at.a + me.a.stage * R::kStageA);
+            const uint64_t da = rows_descriptor(me.at.a + me.a.stage * W::kStageA);
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {  // 32 columns
-                const int s = 2 * step + j;
-                if (s < 3) sub[(s + 1) % 2].load(from, me.place, me.t, half, s + 1, scales);
+            for (int part = 0; part < 4; ++part) {  // 16 columns: half of sub-block s
+                const int s = 2 * step + part / 2;
+                if (kSubs == 2 && part % 2 == 0 && s < 3) sub[(s + 1) % kSubs].load(me, from, scales, half, s + 1);
+                wgmma_wait<1>();  // all but the products before these
 #pragma unroll
-                for (int part = 0; part < 2; ++part) {  // 16 columns
-                    wgmma_wait<1>();                    // all but the product before this one
-                    pin(fragment[part]);
-                    if (j == 0 && part == 1 && me.before != 0 && me.leader) barrier_arrive(me.before);
-                    decode_fragment<S::kType, kQuick>(fragment[part], sub[s % 2].words, sub[s % 2].f[part], me.t, part);
-                    wgmma_fence();
-                    wgmma<__nv_bfloat16, kN, false>(d, fragment[part], da + 4 * j + 2 * part, 1);  // 32 bytes on
-                    wgmma_commit();
-                }
+                for (int g = 0; g < kGroups; ++g) pin(fragment[part % 2][g]);
+                if (part == 1 && me.before != 0 && me.leader) barrier_arrive(me.before);
+#pragma unroll
+                for (int g = 0; g < kGroups; ++g)
+                    sub[s % kSubs].template decode<kQuick>(fragment[part % 2][g], g, me.t, part % 2);
+                wgmma_fence();
+#pragma unroll
+                for (int g = 0; g < kGroups; ++g)  // 32 bytes on
+                    wgmma<__nv_bfloat16, kN, false>(d[g], fragment[part % 2][g], da + 2 * part, 1);
+                wgmma_commit();
+                if (kSubs == 1 && part % 2 == 1 && s < 3) sub[0].load(me, from, scales, half, s + 1);
             }
             me.before = me.at.empty_a + 8 * me.a.stage;
             me.a.next();
@@ -170,25 +180,66 @@ __device__ __forceinline__ void add_span(float (&d)[kN / 2], uint32_t (&fragment
     }
 }
 
-/// d = the sums of this thread's two rows of weights with kN rows of A. S: Span of the weights' type.
-template <int kN, class S, class R>
-__device__ __forceinline__ void sum_tile(float (&d)[kN / 2], int spans, Worker<R>& me) {
+/// d = the sums of this thread's rows of weights, two of each group, with kN rows of A.
+template <int kN, class W, int kGroups>
+__device__ __forceinline__ void sum_tile(float (&d)[kGroups][kN / 2], int spans, W& me) {
 #pragma unroll
-    for (int j = 0; j < kN / 2; ++j) d[j] = 0.0f;
-    uint32_t fragment[2][4] = {};
+    for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+        for (int j = 0; j < kN / 2; ++j) d[g][j] = 0.0f;
+    uint32_t fragment[2][kGroups][4] = {};
     me.before = 0;
     for (int span = 0; span < spans; ++span) {
-        const uint32_t from = me.at.spans + me.span.stage * R::kSpanBytes;
+        const uint32_t from = me.at.spans + me.span.stage * W::kSpanBytes;
         barrier_wait(me.at.full_span + 8 * me.span.stage, me.span.parity);
-        const SpanScales<S> scales(from, me.place.row, span, spans, me.t);
-        if (scales.quick) add_span<kN, true>(d, fragment, me, from, scales);
-        else add_span<kN, false>(d, fragment, me, from, scales);
+        if (quick_span<kGroups>(me, from)) add_span<kN, true>(d, fragment, me, from, span, spans);
+        else add_span<kN, false>(d, fragment, me, from, span, spans);
         me.at.give_back_span(me.span.stage, me.leader);
         me.span.next();
     }
     wgmma_wait<0>();
-    pin(fragment[0]), pin(fragment[1]), pin(d);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) pin(fragment[0][g]), pin(fragment[1][g]), pin(d[g]);
     if (me.leader) barrier_arrive(me.before);
+}
+
+// store_sums: the sums of one row of A with a thread's two rows of weights in `column` and kSecondColumn on; n: first
+// of the tile's rows of B.
+
+__device__ __forceinline__ void store_sums(const OutF32& out, const GemmProblem&, int column, int64_t row, int n,
+                                           float first, float second) {
+    constexpr int kSecond = FragmentPlace<RowOrder::f32>::kSecondColumn;
+    float* const y = out.piece[0].y + row * out.piece[0].stride + n + column;
+    if (n + column < out.piece[0].cols) y[0] = first;
+    if (n + column + kSecond < out.piece[0].cols) y[kSecond] = second;
+}
+__device__ __forceinline__ void store_sums(const OutSwiglu& out, const GemmProblem& p, int column, int64_t row, int n,
+                                           float gate, float up) {
+    const int c = n / 2 + column;
+    if (2 * c >= p.n) return;
+    const float act = c < out.cols ? swiglu_value(gate, up) : 0.0f;
+    reinterpret_cast<__nv_bfloat16*>(out.y)[row * out.stride + c] = __float2bfloat16_rn(act);
+}
+
+/// One tile of up to kN rows of A.
+template <int kN, class Out, class R, int kGroups>
+__device__ __forceinline__ void make_tile(const GemmProblem& p, const Out& out, const Tile& tile,
+                                          Worker<R, order_of<Out>(), kGroups>& me) {
+    float d[kGroups][kN / 2];
+    me.begin();
+    sum_tile<kN>(d, p.k / kSpan, me);
+    const int first = tile.row + me.t * 2;
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+            const int row = first + 8 * j + b;
+            if (row >= tile.row_end) continue;
+#pragma unroll
+            for (int g = 0; g < kGroups; ++g)
+                store_sums(out, p, me.row + g * FragmentPlace<order_of<Out>()>::kGroup, row, tile.n, d[g][4 * j + b],
+                           d[g][4 * j + 2 + b]);
+        }
 }
 
 #endif

@@ -277,7 +277,7 @@ constexpr Name kExpertsNames[] = {
     {"experts_float", "moe/experts_float.cu"},
     {"experts_any", "moe/experts_any.cuh"},
     {"experts_fp8_sm90", "moe/experts_fp8_sm90.cu"},
-    {"grouped_gemm_dequant_few_rows_sm90", "moe/grouped_gemm_dequant_few_rows_sm90.cu"},
+    {"grouped_gemm_dequant_few_rows_sm90", "moe/grouped_gemm_dequant_sm90.cu"},
     {"grouped_gemm_dequant_sm90", "moe/grouped_gemm_dequant_sm90.cu"},
     {"gemm_bf16_sm90", "linear/gemm/bf16_sm90.cu"},
     {"gemm_bf16_sm80", "linear/gemm/bf16_sm80.cu"},

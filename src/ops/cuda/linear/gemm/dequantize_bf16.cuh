@@ -1,11 +1,11 @@
 // Weights of planes_q4_k, planes_q5_k and planes_q6_k to bf16 in as few instructions as may be, for the product that
 // decodes in its kernel. The bits are those of decode16() rounded to bf16: tests compare them on the CPU.
 //
-// A code u < 128, as byte 2 of the word 0x3F800000, is the float v = 1 + u / 128: one byte permutation. With
-// s' = 128 s, a value of q6_k is s (u - 32) = s' v - 1.25 s' and one of q4_k is s u - m = s' v - (s' + m): one fused
-// multiply-add that rounds the exact value once, as decode16() does, if what is subtracted is exact. 1.25 s' has 22
-// bits. s' + m is exact if m's unit is not below s's and not too far above it (exact_offset); otherwise v - 1 = u / 128
-// takes one more instruction.
+// A code u < 128, as byte 2 of the word 0x3F000000, is the float v = 1 / 2 + u / 256: one byte permutation. With
+// s' = 256 s, a value of q6_k is s (u - 32) = s' v - 5/8 s' and one of q4_k is s u - m = s' v - (s' / 2 + m): one fused
+// multiply-add that rounds the exact value once, as decode16() does, if what is subtracted is exact. 5/8 s' has 22
+// bits. s' / 2 + m is exact if m's unit is not below s's and not too far above it (exact_offset); otherwise
+// v - 1 / 2 = u / 256 takes one more instruction.
 #pragma once
 
 #include <cmath>
@@ -24,24 +24,6 @@ struct Words2 {
 
 /// The rows of a decoded tile: 256 of B, from 256 rows of weights in two boxes of 128 (swiglu: gate, then up).
 constexpr int kDecodeRows = 256;
-
-/// Where one of the 256 decoding threads works.
-struct DecodePlace {
-    int from;  // row of the boxes
-    int to;    // row of B: scratch_row() of it
-};
-/// All pairs of RowOrder, in an order in which eight neighbouring threads have rows of all remainders modulo 8 on both
-/// sides: with the 128-byte swizzle neither side has bank conflicts.
-RT_HD DecodePlace decode_place(RowOrder order, int thread) {
-    const int x = thread & 7;
-    if (order == RowOrder::swiglu) {
-        const int low = thread >> 6, mixed = x ^ (thread >> 3 & 7);  // mixed: columns 8, 16, and which
-        return {(mixed & 1) << 7 | low << 5 | (mixed >> 1) << 3 | x, low << 6 | x << 3 | mixed};
-    }
-    const int high = (x >> 2 ^ thread >> 3) & 1;  // column 8
-    const int c = (thread & ~15) | high << 3 | (x & 2) << 1 | (x & 4) >> 1 | (x & 1);
-    return {c, scratch_row(RowOrder::f32, 0, c)};
-}
 
 /// Offset of a 16-byte piece of a row of 128 bytes, and of 64, as TMA's swizzles of that width place it.
 RT_HD uint32_t swizzled128(int row, int piece) { return static_cast<uint32_t>(row * 128 + ((piece ^ (row & 7)) << 4)); }
@@ -63,7 +45,7 @@ RT_HD uint32_t rounded_bf16(float low, float high) {
 #endif
 }
 
-/// 1 + u / 128 of byte i of `codes`, each 0x80 | u.
+/// 1 / 2 + u / 256 of byte i of `codes`, each u < 128.
 RT_HD float code_value(uint32_t codes, int i) {
 #if defined(__CUDA_ARCH__)
     return __uint_as_float(__byte_perm(codes, 0x3F000000u, static_cast<uint32_t>(0x7044 | i << 8)));
@@ -84,7 +66,7 @@ RT_HD bool exact_offset(uint16_t d, uint16_t dmin) {
 template <DType T>
 struct RowScales {
     Words4 header = {};  // KHeader; not for q6_k
-    float d128 = 0;      // 128 d
+    float d256 = 0;      // 256 d
     float dmin = 0;      // not for q6_k
     bool quick = true;   // the offset is exact: see above
 };
@@ -93,15 +75,15 @@ template <DType T>
 RT_HD RowScales<T> row_scales(const Words4& header, uint16_t d) {
     RowScales<T> row;
     if constexpr (T == DType::planes_q6_k) {
-        row.d128 = 128.0f * float_of_f16(d);
+        row.d256 = 256.0f * float_of_f16(d);
     } else {
         const auto low = static_cast<uint16_t>(header.w[3]), high = static_cast<uint16_t>(header.w[3] >> 16);
-        row = {header, 128.0f * float_of_f16(low), float_of_f16(high), exact_offset(low, high)};
+        row = {header, 256.0f * float_of_f16(low), float_of_f16(high), exact_offset(low, high)};
     }
     return row;
 }
 
-/// value = fma(scale, v, -offset), v = code_value() (- 1 if not quick).
+/// value = fma(scale, v, -offset), v = code_value() (- 1 / 2 if not quick).
 struct Affine {
     float scale, offset;
 };
@@ -109,20 +91,20 @@ struct Affine {
 template <DType T>
 RT_HD Affine affine_of(const RowScales<T>& row, uint32_t scales, int g, int half, bool quick) {
     if constexpr (T == DType::planes_q6_k) {
-        const float s = row.d128 * static_cast<float>(signed_byte_of(scales, (g & 1) * 2 + half));
-        return {s, 1.25f * s};
+        const float s = row.d256 * static_cast<float>(signed_byte_of(scales, (g & 1) * 2 + half));
+        return {s, 0.625f * s};
     } else {
-        const float s = row.d128 * static_cast<float>(k_scale(row.header.w[0], row.header.w[2], g));
+        const float s = row.d256 * static_cast<float>(k_scale(row.header.w[0], row.header.w[2], g));
         const float m = row.dmin * static_cast<float>(k_scale(row.header.w[1], row.header.w[2] >> 16, g));
-        return {s, quick ? s + m : m};
+        return {s, quick ? 0.5f * s + m : m};
     }
 }
 
-/// Codes of columns 4 t .. 4 t + 3 of one half of a sub-block, each 0x80 | u. nibbles: word t of the sub-block; high:
+/// Codes of columns 4 t .. 4 t + 3 of one half of a sub-block, a byte each. nibbles: word t of the sub-block; high:
 /// its word of the high plane (q5_k), or that of the half (q6_k).
 template <DType T>
 RT_HD uint32_t half_codes(uint32_t nibbles, uint32_t high, int t, int half) {
-    uint32_t codes = (nibbles >> (4 * half) & 0x0F0F0F0Fu) | 0x80808080u;
+    uint32_t codes = nibbles >> (4 * half) & 0x0F0F0F0Fu;
     if constexpr (T == DType::planes_q5_k) codes |= (half == 0 ? high << (4 - t) : high >> t) & 0x10101010u;
     if constexpr (T == DType::planes_q6_k) codes |= (t < 2 ? high << (4 - 2 * t) : high >> (2 * t - 4)) & 0x30303030u;
     return codes;
@@ -132,7 +114,7 @@ RT_HD uint32_t half_codes(uint32_t nibbles, uint32_t high, int t, int half) {
 template <bool kQuick>
 RT_HD float decoded_value(uint32_t codes, int i, const Affine& f) {
     float x = code_value(codes, i);
-    if constexpr (!kQuick) x -= 1.0f;
+    if constexpr (!kQuick) x -= 0.5f;
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(f.scale, x, -f.offset);
 #else
@@ -160,14 +142,7 @@ struct Span {
     static constexpr int kAtHigh = kData, kAtScales = kData + kHigh, kAtD = kAtScales + kScales;
 };
 
-/// The words of 64 columns of a row.
-struct StepWords {
-    Words4 nibbles[2];
-    uint32_t high[2][2];  // [sub-block][half]
-    uint32_t scales;      // q6_k
-};
-
-// What a thread reads of a span at address `from`, and writes. `memory` has read16, read4, read2 and write16.
+// What a thread reads of a span at address `from`. `memory` has read16, read8, read4 and read2.
 
 template <DType T, class Memory>
 RT_HD RowScales<T> load_scales(Memory& memory, uint32_t from, int row, int span, int spans) {
@@ -177,56 +152,22 @@ RT_HD RowScales<T> load_scales(Memory& memory, uint32_t from, int row, int span,
     else return row_scales<T>(memory.read16(from + S::kAtScales + static_cast<uint32_t>(row) * 16), 0);
 }
 
-/// Columns 64 step .. + 63 of the span.
-template <DType T, class Memory>
-RT_HD StepWords load_step(Memory& memory, uint32_t from, int row, int step) {
-    StepWords words = {};
-    for (int j = 0; j < 2; ++j)  // pieces of a swizzled row are found by turning bits of the address of piece 0
-        words.nibbles[j] = memory.read16(from + (swizzled128(row, 0) ^ static_cast<uint32_t>(2 * step + j) << 4));
-    if constexpr (Span<T>::kSixBits) {
-        const Words4 both =
-            memory.read16(from + Span<T>::kAtHigh + (swizzled64(row, 0) ^ static_cast<uint32_t>(step) << 4));
-        for (int j = 0; j < 4; ++j) words.high[j / 2][j % 2] = both.w[j];
-        words.scales = memory.read4(from + Span<T>::kAtScales + static_cast<uint32_t>(row * 16 + 4 * step));
-    } else if constexpr (Span<T>::kHigh > 0) {
-        for (int j = 0; j < 2; ++j) {
-            const auto at = static_cast<uint32_t>(row * 32 + 4 * (2 * step + j));
-            words.high[j][0] = words.high[j][1] = memory.read4(from + Span<T>::kAtHigh + at);
-        }
-    }
-    return words;
-}
-
-/// The same columns to row `row` of the tile at `to`: 128 bytes a row, swizzled.
-template <DType T, bool kQuick, class Memory>
-RT_HD void store_step(Memory& memory, uint32_t to, int row, int step, const StepWords& words,
-                      const RowScales<T>& scales) {
-    for (int i = 0; i < 4; ++i) {
-        const int j = i / 2, half = i % 2;
-        const Affine f = affine_of(scales, words.scales, 2 * step + j, half, kQuick);
-        uint32_t codes[4];
-        for (int t = 0; t < 4; ++t) codes[t] = half_codes<T>(words.nibbles[j].w[t], words.high[j][half], t, half);
-        for (int part = 0; part < 2; ++part)
-            memory.write16(to + (swizzled128(row, 0) ^ static_cast<uint32_t>(2 * i + part) << 4),
-                           decode8<kQuick>(codes[2 * part], codes[2 * part + 1], f));
-    }
-}
-
 // ---- weights as the A operand of wgmma: a thread decodes what its own registers hold of each 64 rows x 16 columns
 // ---- Lane 4 g + t of a warp has rows g and g + 8 of sixteen, and of each sixteen columns 2 t, 2 t + 1, 2 t + 8, 2 t
 // + 9.
 
-/// Which rows of the boxes are rows g and g + 8 of a thread's sixteen (thread: 0 .. 511, a warp for sixteen rows of the
-/// tile), and their columns in the results (swiglu: one column, gate and up).
+/// Where a warp's sixteen rows lie in the boxes (and their columns in the results): rows g and g + 8 at row and row +
+/// kSecond; for swiglu a gate and the up of the same column. The next 64 rows of the tile, four warps on, are kGroup
+/// on.
+template <RowOrder kOrder>
 struct FragmentPlace {
-    int row[2];
-    int column[2];
+    static constexpr bool kPairs = kOrder == RowOrder::swiglu;
+    static constexpr int kSecond = kPairs ? 128 : 8, kGroup = kPairs ? 32 : 64;
+    static constexpr int kSecondColumn = kPairs ? 0 : 8;
+    int row;
+    /// thread: 0 .. 511.
+    RT_HD explicit FragmentPlace(int thread) : row((kPairs ? 8 : 16) * (thread / 32) + thread % 32 / 4) {}
 };
-RT_HD FragmentPlace fragment_place(RowOrder order, int thread) {
-    const int warp = thread / 32, g = thread % 32 / 4;
-    if (order == RowOrder::swiglu) return {{8 * warp + g, 128 + 8 * warp + g}, {8 * warp + g, 8 * warp + g}};
-    return {{16 * warp + g, 16 * warp + g + 8}, {16 * warp + g, 16 * warp + g + 8}};
-}
 
 /// Bytes of b : a by the four nibbles of `selector`.
 RT_HD uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
@@ -246,30 +187,43 @@ struct ShareWords {
     uint32_t nibbles;
     uint32_t high[2];  // [half]: bits 4 and 5 of the codes once shifted (share_codes)
 };
-template <DType T, class Memory>
-RT_HD ShareWords load_share(Memory& memory, uint32_t from, int row, int sub, int t) {
+/// Where such words of row `row` lie, sub-block `sub`, lane t of a quad. Those of a row so many eights of rows further
+/// on lie as many rows further on: no instruction, if the compiler knows the number.
+struct ShareAt {
+    uint32_t nibbles, high;
+};
+template <DType T>
+RT_HD ShareAt share_at(uint32_t from, int row, int sub, int t) {
     using S = Span<T>;
-    const uint32_t selector = t % 2 == 0 ? 0x5410u : 0x7632u;
-    const uint32_t at =
-        from + (swizzled128(row, 0) ^ static_cast<uint32_t>(sub) << 4) + static_cast<uint32_t>(t / 2) * 4;
+    ShareAt at;
+    at.nibbles = from + (swizzled128(row, 0) ^ static_cast<uint32_t>(sub) << 4) + static_cast<uint32_t>(t / 2) * 4;
+    at.high =
+        from + S::kAtHigh +
+        (S::kSixBits ? (swizzled64(row, 0) ^ static_cast<uint32_t>(sub / 2) << 4) + static_cast<uint32_t>(sub % 2) * 8
+                     : static_cast<uint32_t>(row * 32 + 4 * sub));
+    return at;
+}
+template <DType T, class Memory>
+RT_HD ShareWords load_share(Memory& memory, const ShareAt& at, int rows_on, int t) {
+    const uint32_t selector = t % 2 == 0 ? 0x5410u : 0x7632u,
+                   nibbles = at.nibbles + static_cast<uint32_t>(rows_on * 128),
+                   above = at.high + static_cast<uint32_t>(rows_on * Span<T>::kHighRow);
     ShareWords words = {};
-    words.nibbles = pick_bytes(memory.read4(at), memory.read4(at + 8), selector);
+    words.nibbles = pick_bytes(memory.read4(nibbles), memory.read4(nibbles + 8), selector);
     if constexpr (T == DType::planes_q5_k) {
-        const uint32_t high = memory.read4(from + S::kAtHigh + static_cast<uint32_t>(row * 32 + 4 * sub));
+        const uint32_t high = memory.read4(above);
         words.high[0] = words.high[1] = pick_bytes(high, high >> 2, selector);
     }
     if constexpr (T == DType::planes_q6_k) {
-        const Words2 high =
-            memory.read8(from + S::kAtHigh + (swizzled64(row, 0) ^ static_cast<uint32_t>(sub / 2) << 4) +
-                         static_cast<uint32_t>(sub % 2) * 8);
+        const Words2 high = memory.read8(above);
         for (int half = 0; half < 2; ++half) words.high[half] = pick_bytes(high.w[half], high.w[half] >> 4, selector);
     }
     return words;
 }
-/// The codes of columns 16 half + (2 t, 2 t + 1, 2 t + 8, 2 t + 9), each 0x80 | u.
+/// The codes of columns 16 half + (2 t, 2 t + 1, 2 t + 8, 2 t + 9), a byte each.
 template <DType T>
 RT_HD uint32_t share_codes(const ShareWords& words, int t, int half) {
-    uint32_t codes = (words.nibbles >> (4 * half) & 0x0F0F0F0Fu) | 0x80808080u;
+    uint32_t codes = words.nibbles >> (4 * half) & 0x0F0F0F0Fu;
     if constexpr (T == DType::planes_q5_k)
         codes |= (half == 0 ? words.high[0] << (4 - t / 2) : words.high[1] >> (t / 2)) & 0x10101010u;
     if constexpr (T == DType::planes_q6_k) codes |= words.high[half] << (4 - t / 2 * 2) & 0x30303030u;
