@@ -99,13 +99,17 @@ TEST(Json, names_made_to_collide_are_no_slower_than_others) {
     // A table of 131,072 bytes or more begins 16 bytes behind a page's start, unless somebody draws the place.
     const std::string texts[] = {colliding_members(4096, 0x10), colliding_members(4096, 0x7f1)};
     double fastest[] = {1e9, 1e9};
-    for (int i = 0; i < 10; ++i) {
-        const auto begun = std::chrono::steady_clock::now();
+    const auto processor = [] {  // of this thread: others may be busy
+        timespec t;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+    };
+    for (int i = 0; i < 30; ++i) {
+        const double begun = processor();
         parse_json_within(texts[i % 2], "it", 1 << 30);
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-        fastest[i % 2] = std::min(fastest[i % 2], seconds);
+        fastest[i % 2] = std::min(fastest[i % 2], processor() - begun);
     }
-    EXPECT_LT(fastest[0], 4 * fastest[1]) << "seconds, the fastest of five";
+    EXPECT_LT(fastest[0], 4 * fastest[1]) << "seconds, the fastest of fifteen";
 }
 
 TEST(Json, a_text_is_read_piece_by_piece_and_says_the_same) {

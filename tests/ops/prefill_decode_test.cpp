@@ -6,7 +6,6 @@
 #include <array>
 #include <cstring>
 #include <random>
-#include <set>
 #include <vector>
 
 #include "ops/cuda/linear/gemm/dequantize_bf16.cuh"
@@ -19,6 +18,26 @@ namespace {
 using namespace ops::cuda::prefill;
 using test::RandomWeight;
 using test::WeightKind;
+
+TEST(PrefillDecode, an_experts_rows_are_shared_out_evenly) {
+    for (int rows = 1; rows <= 5000; ++rows) {
+        const int tiles = ceil_div(rows, kTileM);
+        int at = 0, least = rows, most = 0;
+        for (int i = 0; i < tiles; ++i) {
+            const EvenRows even = even_rows(rows, tiles, i);
+            ASSERT_EQ(even.begin, at);
+            ASSERT_GT(even.end, even.begin);
+            ASSERT_LE(even.end - even.begin, kTileM);
+            at = even.end;
+            if (i + 1 < tiles) least = std::min(least, even.end - even.begin);
+            most = std::max(most, even.end - even.begin);
+        }
+        ASSERT_EQ(at, rows);
+        if (tiles > 1) {
+            ASSERT_EQ(least, most) << rows;
+        }
+    }
+}
 
 struct Row {
     uint32_t nibbles[8][4], high[8][2];

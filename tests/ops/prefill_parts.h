@@ -72,8 +72,8 @@ struct HostPlan {
     /// Of the rows of a tile.
     int sixteens(int32_t tile) const {
         const auto e = static_cast<size_t>(tile_expert[static_cast<size_t>(tile)]);
-        const int rows = row_first[e + 1] - row_first[e], height = tile_height(rows, tile_first[e + 1] - tile_first[e]);
-        return ceil_div(std::min(height, rows - (tile - tile_first[e]) * height), 16);
+        const int rows = row_first[e + 1] - row_first[e] - (tile - tile_first[e]) * kTileM;
+        return ceil_div(std::min(rows, kTileM), 16);
     }
     GroupPlan upload_to(OpContext& op) const {
         return {upload(op, row_first), upload(op, tile_first), upload(op, tile_expert), upload(op, tile_by_rows),

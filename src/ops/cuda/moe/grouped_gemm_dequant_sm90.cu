@@ -11,11 +11,11 @@
 // a thread decodes the values of its own fragments, four of sixteen columns for two rows, and the products of one set
 // of fragments run while the next is decoded. Scales of a sub-block are made by one lane of the four that need them,
 // and passed on. Rows of gate and up alternate by eights: one thread has both sums of a column.
-//   few rows an expert   four warpgroups of 64 rows of weights, 16, 32 or 64 rows of A at a time; more take another
-//   pass
-//                        over the planes, which then come from L2. Blocks get tiles by their rows (for_tiles)
-//   many                 two of 2 x 64, up to 128 rows of A: accumulators are 128 of a thread's 232 registers. An
-//                        expert's rows are shared out evenly among its tiles: 137 are 80 and 57
+//   few rows an expert: four warpgroups of 64 rows of weights; 16, 32 or 64 rows of A at a time. More take another pass
+//     over the planes, which then come from L2. Blocks get tiles by their rows (for_tiles).
+//   many: two warpgroups of 2 x 64; up to 128 rows of A, whose sums are 128 of a thread's 232 registers. An expert's
+//   rows
+//     are shared out evenly among its tiles (even_tile).
 //
 // What limits it (H200, 2026-11-29, 16384 rows, profiler): a step takes some 1,650 clocks where the tensor cores need
 // 1,024: next to running products, which keep the register file busy, an instruction of a warp takes 5.2 clocks, of
@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(128 + work_threads(kGroups), 1)
     grouped_gemm_dequant_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work,
                                 const __grid_constant__ Out out) {
     using S = Shape<T, kGroups>;
-    static_assert(128 * S::kFeedRegisters + work_threads(kGroups) * S::kWorkRegisters <= 65536);
+    constexpr int kThreads = 128 + work_threads(kGroups), kAtStart = 65536 / kThreads / 8 * 8;  // registers of a thread
+    static_assert(128 * S::kFeedRegisters + work_threads(kGroups) * S::kWorkRegisters <= kThreads * kAtStart);
     pdl_trigger();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint8_t memory[];

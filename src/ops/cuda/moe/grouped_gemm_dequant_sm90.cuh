@@ -108,8 +108,9 @@ __device__ __forceinline__ void for_tiles(const GemmProblem& p, const Body& body
         const bool back = kByRows ? turn % 2 == 1 || turn == turns - 1 : turn > 0;
         const int t = turn * blocks + (back ? blocks - 1 - block : block);
         if (t >= tiles) continue;
-        Tile tile = kByRows ? tile_by_rows(p, t) : tile_at(p, kTileN, tiles - 1 - t);
-        for (; tile.row < tile.row_end; tile.row += kRows) body(tile);
+        Tile tile = kByRows ? tile_by_rows(p, t) : even_tile(p, tile_at(p, kTileN, tiles - 1 - t));
+        const int end = min(tile.row_end, tile.row + kTileM);
+        for (; tile.row < end; tile.row += kRows) body(tile);
     }
 }
 

@@ -1,5 +1,6 @@
-// Products whose A operand is decoded from planes into wgmma's registers: what a warpgroup does with 64 rows of
-// weights. D^T [64 rows of weights, kN rows of A] = W A^T; the product of one fragment runs while the next is decoded.
+// Products whose A operand is decoded from planes into wgmma's registers: what a warpgroup does with kGroups times 64
+// rows of weights. D^T [64 rows of weights, kN rows of A] = W A^T of each group; the products of one set of fragments
+// run while the next is decoded.
 #pragma once
 
 #include "ops/cuda/moe/grouped_gemm_dequant_sm90.cuh"
@@ -72,10 +73,10 @@ __device__ __forceinline__ bool quick_span(const W& me, uint32_t from) {
 /// Scales of the four sub-blocks of half a span of a thread's rows. q4_k and q5_k: each lane of a quad makes those of
 /// one for all four. q6_k: every lane makes its own when they are wanted.
 template <class W, int kGroups>
-struct HalfScales {
+struct SubScales {
     Affine mine[kGroups][2];  // of sub-block 4 half + t
 
-    __device__ __forceinline__ HalfScales(const W& me, uint32_t from, int span, int spans, int half, bool quick) {
+    __device__ __forceinline__ SubScales(const W& me, uint32_t from, int span, int spans, int half, bool quick) {
         SharedMemory memory;
 #pragma unroll
         for (int g = 0; g < kGroups; ++g)
@@ -87,10 +88,10 @@ struct HalfScales {
     }
 };
 template <class W, int kGroups>
-requires(W::S::kSixBits) struct HalfScales<W, kGroups> {
+requires(W::S::kSixBits) struct SubScales<W, kGroups> {
     RowScales<W::kType> rows[kGroups][2];
 
-    __device__ __forceinline__ HalfScales(const W& me, uint32_t from, int span, int spans, int, bool) {
+    __device__ __forceinline__ SubScales(const W& me, uint32_t from, int span, int spans, int, bool) {
         SharedMemory memory;
 #pragma unroll
         for (int g = 0; g < kGroups; ++g)
@@ -109,7 +110,7 @@ struct SubBlock {
     Affine f[kSixBits ? 2 : 1][kGroups][2];  // [columns 16 part ..]
 
     /// Sub-block 4 half + s of the span at `from`. s: known to the compiler.
-    __device__ __forceinline__ void load(const W& me, uint32_t from, const HalfScales<W, kGroups>& scales, int half,
+    __device__ __forceinline__ void load(const W& me, uint32_t from, const SubScales<W, kGroups>& scales, int half,
                                          int s) {
         SharedMemory memory;
         const ShareAt at = share_at<W::kType>(from, me.row, 4 * half + s, me.t);
@@ -149,7 +150,7 @@ __device__ __forceinline__ void add_span(float (&d)[kGroups][kN / 2], uint32_t (
     constexpr int kSubs = kGroups == 1 ? 2 : 1;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-        const HalfScales<W, kGroups> scales(me, from, span, spans, half, kQuick);
+        const SubScales<W, kGroups> scales(me, from, span, spans, half, kQuick);
         SubBlock<W, kGroups> sub[kSubs];
         sub[0].load(me, from, scales, half, 0);
 #pragma unroll

@@ -78,8 +78,8 @@ __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
     }
     const auto size_of = [&](int t, int expert) {  // 0: most rows
         const int before = expert == 0 ? 0 : rows_end[expert - 1], first = expert == 0 ? 0 : tiles_end[expert - 1];
-        const int rows = rows_end[expert] - before, height = tile_height(rows, tiles_end[expert] - first);
-        return kSizes - ceil_div(min(height, rows - (t - first) * height), 16);
+        const int rows = rows_end[expert] - before - (t - first) * kTileM;
+        return kSizes - ceil_div(min(kTileM, rows), 16);
     };
     for (int t = e; t < all_tiles; t += kMostExperts) {
         int low = 0, high = a.experts;  // the first expert whose tiles end behind t; `experts` if none

@@ -13,7 +13,7 @@ namespace riptide::ops::cuda::prefill {
 /// One tile of the result.
 struct Tile {
     int row;      // first row of A
-    int row_end;  // rows behind this one belong to another tile or expert, or to nobody
+    int row_end;  // rows behind this one belong to another expert, or to nobody
     int b_row;    // first row of B
     int n;        // the same, counted from the expert's first
     int expert;   // 0 without a plan
@@ -29,14 +29,21 @@ RT_HD int tile_count(const GemmProblem& p, int tile_n) {
 /// The tile of a plan whose rows are those of tile `down` of all experts' rows, from row n of the expert's B.
 RT_HD Tile expert_tile(const GemmProblem& p, int down, int n) {
     const int expert = p.plan.tile_expert[down];
-    const int first = p.plan.row_first[expert], end = p.plan.row_first[expert + 1];
-    const int height = tile_height(end - first, p.plan.tile_first[expert + 1] - p.plan.tile_first[expert]);
     Tile tile;
-    tile.row = first + (down - p.plan.tile_first[expert]) * height;
-    tile.row_end = tile.row + height < end ? tile.row + height : end;
+    tile.row = p.plan.row_first[expert] + (down - p.plan.tile_first[expert]) * kTileM;
+    tile.row_end = p.plan.row_first[expert + 1];
     tile.n = n;
     tile.expert = expert;
     tile.b_row = (expert - p.expert_begin) * p.n + n;
+    return tile;
+}
+
+/// The same tile, but the expert's rows shared out evenly among its tiles.
+RT_HD Tile even_tile(const GemmProblem& p, Tile tile) {
+    const int first = p.plan.row_first[tile.expert], end = p.plan.row_first[tile.expert + 1];
+    const int tiles = p.plan.tile_first[tile.expert + 1] - p.plan.tile_first[tile.expert];
+    const EvenRows rows = even_rows(end - first, tiles, (tile.row - first) / kTileM);
+    tile.row = first + rows.begin, tile.row_end = first + rows.end;
     return tile;
 }
 

@@ -16,12 +16,20 @@
 
 namespace riptide::ops::cuda::prefill {
 
-constexpr int kTileM = 128;  // most rows of A of one block's tile; groups of experts are cut into such tiles
+constexpr int kTileM = 128;  // rows of A of one block's tile; groups of experts are cut into such tiles
 
 RT_HD int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 RT_HD int ceil_div(int x, int by) { return (x + by - 1) / by; }
-/// Rows of each of the tiles that an expert's rows are cut into, but the last: as even as sixteens allow.
-RT_HD int tile_height(int rows, int tiles) { return ceil_div(ceil_div(rows, tiles), 16) * 16; }
+
+/// Rows [begin, end) of `rows` for tile `index` of `tiles`, ceil_div(rows, kTileM) of them: as even as sixteens allow.
+/// Of 137 the two have 80 and 57.
+struct EvenRows {
+    int begin, end;
+};
+RT_HD EvenRows even_rows(int rows, int tiles, int index) {
+    const int height = ceil_div(ceil_div(rows, tiles), 16) * 16, begin = index * height;
+    return {begin, begin + height < rows ? begin + height : rows};
+}
 
 /// Where result column c comes to lie among the rows of B. A lane t of a quad holds columns 2 t and 2 t + 1 of each
 /// eight, for eight eights in a row. With these orders they are, of 64 rows of B:
@@ -41,9 +49,9 @@ RT_HD int64_t scratch_rows(RowOrder order, int64_t columns) {
 /// How slots (rows of A) are grouped by expert. In device memory, made by plan_experts. Expert `experts` is the shared
 /// one: all rows, behind the others.
 struct GroupPlan {
-    const int32_t* row_first = nullptr;    // [experts + 2] first slot of an expert
-    const int32_t* tile_first = nullptr;   // [experts + 2] first tile of an expert, whose tiles are alike (expert_tile)
-    const int32_t* tile_expert = nullptr;  // expert of a tile
+    const int32_t* row_first = nullptr;     // [experts + 2] first slot of an expert
+    const int32_t* tile_first = nullptr;    // [experts + 2] first tile of kTileM slots of an expert
+    const int32_t* tile_expert = nullptr;   // expert of a tile
     const int32_t* tile_by_rows = nullptr;  // tiles of all but the shared one, those with more rows (in sixteens) first
     int experts = 0;                        // without the shared one
 };
@@ -105,7 +113,7 @@ struct DecodingProblem {
 };
 /// Whether gemm_decoding takes such weights: Hopper; q4_k, q5_k, q6_k; rows in 64s; q6_k of up to 2048 columns.
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);
-/// REQUIRES can_decode() of all weights.
+/// REQUIRES can_decode() of all weights; one piece of f32, without a residual.
 void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutF32& out);
 void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutSwiglu& out);
 
