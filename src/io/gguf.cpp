@@ -30,6 +30,13 @@ std::unique_ptr<GgufFile> GgufFile::open(const std::string& path) { return open(
 std::unique_ptr<GgufFile> GgufFile::open(MappedFile file) {
     std::unique_ptr<GgufFile> opened(new GgufFile(file.path(), file.bytes()));
     opened->files_.push_back(std::move(file));
+    if (const std::string first = opened->first_part(); first != opened->path_) {
+        std::error_code error;
+        if (!std::filesystem::exists(first, error) && !error)
+            fail(ErrorKind::no_input, "{}: a part of a split model, whose first part {} is missing", opened->path_,
+                 first);
+        return open(first);
+    }
     opened->open_parts();
     opened->table_ = TensorTable(std::move(opened->image_.tensors));
     return opened;
@@ -44,19 +51,25 @@ std::unique_ptr<GgufFile> GgufFile::from_memory(std::span<const std::byte> image
     return opened;
 }
 
-// The other parts of a split model: split.count files named alike, numbered from 1; each says split.no from 0, and the
-// first alone carries the model's metadata.
-void GgufFile::open_parts() {
-    if (!image_.metadata.contains("split.count")) return;
-    const int64_t parts = split_key(image_.metadata, "split.count", path_);
-    if (parts <= 1) return;
+int64_t GgufFile::parts() const {
+    return image_.metadata.contains("split.count") ? split_key(image_.metadata, "split.count", path_) : 1;
+}
+
+// Of a split model there are split.count files named alike, numbered from 1; each says split.no from 0, and the first
+// alone carries the model's metadata. Who names another part means the model.
+std::string GgufFile::first_part() const {
+    if (parts() <= 1) return path_;
     const int64_t number = split_key(image_.metadata, "split.no", path_);
-    const std::string suffix = part_suffix(number + 1, parts);
-    RT_CHECK(number < parts && path_.ends_with(suffix),
-             "{}: part {} of {} of a split model, whose name should end in {}", path_, number + 1, parts, suffix);
-    const std::string stem = path_.substr(0, path_.size() - suffix.size());
-    RT_CHECK(number == 0, "{}: part {} of {} of a split model: open {} instead", path_, number + 1, parts,
-             stem + part_suffix(1, parts));
+    const std::string suffix = part_suffix(number + 1, parts());
+    RT_CHECK(number < parts() && path_.ends_with(suffix),
+             "{}: part {} of {} of a split model, whose name should end in {}", path_, number + 1, parts(), suffix);
+    return path_.substr(0, path_.size() - suffix.size()) + part_suffix(1, parts());
+}
+
+void GgufFile::open_parts() {
+    const int64_t parts = this->parts();
+    if (parts <= 1) return;
+    const std::string stem = path_.substr(0, path_.size() - part_suffix(1, parts).size());
     for (int64_t part = 1; part < parts; ++part) {
         const std::string file = stem + part_suffix(part + 1, parts);
         std::error_code error;

@@ -67,7 +67,7 @@ GgufImage parse_gguf(std::span<const std::byte> image, const std::string& file);
 /// An open GGUF. Immutable, so thread-safe to read.
 class GgufFile final : public Checkpoint {
   public:
-    /// Opens a file; the first part of a split model ("NAME-00001-of-00003.gguf") opens all of them.
+    /// Opens a file; any part of a split model ("NAME-00002-of-00003.gguf") opens all of them.
     static std::unique_ptr<GgufFile> open(const std::string& path);
     static std::unique_ptr<GgufFile> open(MappedFile file);
     /// `image` must outlive the result.
@@ -88,6 +88,8 @@ class GgufFile final : public Checkpoint {
 
   private:
     GgufFile(std::string path, std::span<const std::byte> image);
+    int64_t parts() const;  // of a split model; 1 if it is none
+    std::string first_part() const;
     void open_parts();
 
     std::string path_;

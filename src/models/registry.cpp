@@ -66,6 +66,8 @@ std::unique_ptr<Model> load_model(const Checkpoint& checkpoint, const ModelOptio
         if (name == architecture.name) return architecture.load(checkpoint, resolved);
         known.push_back(architecture.name);
     }
+    RT_CHECK(name != "clip", "{}: the part of a model that sees images (mmproj); the text model is another file",
+             checkpoint.path());
     fail("{}: the architecture is \"{}\"; supported are {}", checkpoint.path(), printable(name),
          fmt::join(known, ", "));
 }

@@ -221,9 +221,9 @@ void expect_fragments(DType file_type, int64_t rows, int64_t k, int n) {
             EXPECT_EQ(place.row, Place(thread % 128).row + thread / 128 * Place::kGroup);
             const int t = thread % 4;
             for (int i = 0; i < 2; ++i) {
-                const int box_row = place.row + i * Place::kSecond, column = place.row + i * Place::kSecondColumn;
-                const int64_t row = (swiglu ? n / 2 : n) + column;
-                EXPECT_EQ(box_row, swiglu ? 128 * i + column : column);
+                const int box_row = place.row + i * Place::kSecond, result = place.row + i * Place::kSecondColumn;
+                const int64_t row = (swiglu ? n / 2 : n) + result;
+                EXPECT_EQ(box_row, swiglu ? 128 * i + result : result);
                 if (row >= rows) continue;
                 const RowScales<T> scales = load_scales<T>(shared, 0, box_row, span, tile.spans());
                 for (int sub = 0; sub < 8; ++sub) {
