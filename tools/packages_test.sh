@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the packages of a build (tools/packages.sh) and tries each as its user would: install.sh with a list that is signed,
-# not signed, or does not fit; the tar and the Debian package in a clean root of Debian 12, where debootstrap can make one.
+# not signed, or does not fit; the tar, the Debian package and the image of contrib/Containerfile in a clean root of Debian
+# 12, where debootstrap can make one.
 # usage: packages_test.sh BUILD
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -59,6 +60,21 @@ mirror=$(sed -n 's/^URIs: *\([^ ]*\).*/\1/p; s/^deb \(\[[^]]*\] *\)\?\([^ ]*\) .
   /etc/apt/sources.list.d/*.sources 2>/dev/null | grep -v security | head -1) || true
 debootstrap --variant=minbase --include=ca-certificates bookworm "$work/root" "${mirror:-http://deb.debian.org/debian}" >"$work/log" 2>&1 ||
   skip "debootstrap says: $(tail -1 "$work/log")"
+# contrib/Containerfile, on this root in place of a registry's image.
+if command -v buildah >/dev/null; then
+  export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
+  image() { buildah --root "$work/images" --runroot "$work/run" "$@"; }
+  {
+    base=$(image from scratch) && image add "$base" "$work/root" / && image commit "$base" debian:12-slim &&
+      image bud -t riptide -f contrib/Containerfile "$work/dist" && box=$(image from localhost/riptide)
+  } >"$work/log" 2>&1 || { cat "$work/log"; fault "contrib/Containerfile makes no image"; }
+  [ -n "$(image run "$box" -- riptide run --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || {
+    cat "$work/log"; fault "the image does not answer"; }
+  [ "$(image run "$box" -- sh -c 'id -un; touch /models/x && echo written')" = "$(printf 'riptide\nwritten')" ] ||
+    fault "the image runs as root, or cannot write to /models"
+else
+  echo "skipped: packages: the image of contrib/Containerfile: there is no buildah"
+fi
 mount --bind /dev "$work/root/dev" && mount -t proc proc "$work/root/proc" || skip "/proc cannot be mounted"
 inside() { chroot "$work/root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"; }
 answers() { [ -n "$(inside "$@" run --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || { cat "$work/log"; fault "$* does not answer"; }; }
