@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 build=$1
 work=$(mktemp -d)
 cleanup() {
+  jobs -p | xargs -r kill
   for folder in proc dev; do mountpoint -q "$work/root/$folder" && umount -l "$work/root/$folder"; done
   rm -rf --one-file-system "$work"
 }
@@ -76,7 +77,8 @@ else
   echo "skipped: packages: the image of contrib/Containerfile: there is no buildah"
 fi
 mount --bind /dev "$work/root/dev" && mount -t proc proc "$work/root/proc" || skip "/proc cannot be mounted"
-inside() { chroot "$work/root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"; }
+enter=(chroot "$work/root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive)
+inside() { "${enter[@]}" "$@"; }
 answers() { [ -n "$(inside "$@" run --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || { cat "$work/log"; fault "$* does not answer"; }; }
 
 mkdir "$work/root/opt/tar"
@@ -96,3 +98,19 @@ answers riptide
 [ "$(inside riptide --version)" = "riptide $version" ] || fault "the package has another version"
 inside test -s /usr/share/man/man1/riptide.1.gz -o -s /usr/share/man/man1/riptide.1 || fault "the package has no man page"
 inside test -s /usr/lib/systemd/system/riptide.service -o -s /lib/systemd/system/riptide.service || fault "the package has no systemd unit"
+
+# A stranger's first minutes there: a model from a hub (the demo model, on loopback), an answer, the page.
+hub=$work/hub model=models/demo/laguna-demo.gguf
+mkdir -p "$hub/api/models/owner/name/tree" "$hub/owner/name/resolve/main"
+cp $model "$hub/owner/name/resolve/main/demo-Q4_K_M.gguf"
+printf '[{"type":"file","path":"%s","size":134,"oid":"%040d","lfs":{"oid":"%s","size":%d}}]' demo-Q4_K_M.gguf 0 \
+  "$(sha256sum $model | cut -d' ' -f1)" "$(stat -c %s $model)" >"$hub/api/models/owner/name/tree/main"
+port_in() { timeout 20 sh -c 'until grep -m1 -oE "$1" "$2" | head -1 | grep -oE "[0-9]+$"; do sleep 0.1; done' - "$1" "$2"; }
+python3 -u -m http.server 0 --bind 127.0.0.1 --directory "$hub" >"$work/hub.log" 2>&1 &
+inside riptide pull owner/name --endpoint "http://127.0.0.1:$(port_in 'port [0-9]+' "$work/hub.log")" >"$work/log" 2>&1 || {
+  cat "$work/log"; fault "pull from a hub on loopback in the clean root"; }
+[ -n "$(inside riptide run owner/name --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || {
+  cat "$work/log"; fault "run owner/name in the clean root"; }
+"${enter[@]}" riptide serve owner/name --port 0 >"$work/log" 2>&1 &
+curl -s -H 'Accept: text/html' "http://127.0.0.1:$(port_in '127.0.0.1:[0-9]+' "$work/log")/" | grep '<div id="app">' >/dev/null || {
+  cat "$work/log"; fault "the page in the clean root"; }
