@@ -31,6 +31,9 @@ tar=$(ls "$work"/dist/*.tar.gz)
 version=$(sed -n 's/^## \([0-9.]*\).*/\1/p' CHANGELOG.md | head -1)
 [ "$(stat -c %s "$tar")" -lt 60000000 ] || fault "$(basename "$tar") has $(stat -c %s "$tar") bytes"
 
+answers() { # COMMAND that ends in run, and perhaps a model
+  [ -n "$("$@" --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || { cat "$work/log"; fault "$* does not answer"; }
+}
 install() { sh contrib/install.sh --prefix "$work/home" "$@" >"$work/said" 2>&1; }
 refused() { # WHAT IS SAID, then install.sh's arguments
   local said=$1
@@ -44,7 +47,7 @@ key=(--key "$([ -z "$signed" ] || sed -n 2p "$work/key.pub")")
 [ -n "$signed" ] || key=()
 install "${key[@]}" "$work/dist" || fault "$(cat "$work/said")"
 [ "$("$work/home/bin/riptide" --version)" = "riptide $version" ] || fault "another version is installed"
-[ -n "$("$work/home/bin/riptide" run --prompt 'def add(a, b):' -n 8 2>/dev/null)" ] || fault "what is installed does not answer"
+answers "$work/home/bin/riptide" run
 if [ -n "$signed" ]; then refused "not signed with that key" --key "$(sed -n 2p "$work/other.pub")" "$work/dist"; fi
 refused "SHA256SUMS: not there" "$work"
 refused "lists no riptide-cuda" --cuda "$work/dist"
@@ -69,8 +72,7 @@ if command -v buildah >/dev/null; then
     base=$(image from scratch) && image add "$base" "$work/root" / && image commit "$base" debian:12-slim &&
       image bud -t riptide -f contrib/Containerfile "$work/dist" && box=$(image from localhost/riptide)
   } >"$work/log" 2>&1 || { cat "$work/log"; fault "contrib/Containerfile makes no image"; }
-  [ -n "$(image run "$box" -- riptide run --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || {
-    cat "$work/log"; fault "the image does not answer"; }
+  answers image run "$box" -- riptide run
   [ "$(image run "$box" -- sh -c 'id -un; touch /models/x && echo written')" = "$(printf 'riptide\nwritten')" ] ||
     fault "the image runs as root, or cannot write to /models"
 else
@@ -79,13 +81,12 @@ fi
 mount --bind /dev "$work/root/dev" && mount -t proc proc "$work/root/proc" || skip "/proc cannot be mounted"
 enter=(chroot "$work/root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive)
 inside() { "${enter[@]}" "$@"; }
-answers() { [ -n "$(inside "$@" run --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || { cat "$work/log"; fault "$* does not answer"; }; }
 
 mkdir "$work/root/opt/tar"
 tar -xzf "$tar" -C "$work/root/opt/tar" --strip-components 1
 ! inside sh -c 'ls /usr/lib/x86_64-linux-gnu/libfmt.so* /usr/lib/x86_64-linux-gnu/libboost_json.so*' >/dev/null 2>&1 ||
   fault "the clean root is not clean"
-answers /opt/tar/bin/riptide
+answers inside /opt/tar/bin/riptide run
 # A hub that nobody serves: libcurl is there and says so in a sentence.
 inside /opt/tar/bin/riptide pull a/b --endpoint http://127.0.0.1:1 >"$work/log" 2>&1 && fault "pull from nowhere works"
 grep -qi "127.0.0.1" "$work/log" || fault "pull in the clean root: $(cat "$work/log")"
@@ -94,7 +95,7 @@ cp "$work"/dist/*.deb "$work/root/tmp/"
 cp /etc/apt/apt.conf.d/*prox* "$work/root/etc/apt/apt.conf.d/" 2>/dev/null || true
 inside sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends /tmp/riptide*.deb' >"$work/log" 2>&1 || {
   cat "$work/log"; fault "apt does not install the package"; }
-answers riptide
+answers inside riptide run
 [ "$(inside riptide --version)" = "riptide $version" ] || fault "the package has another version"
 inside test -s /usr/share/man/man1/riptide.1.gz -o -s /usr/share/man/man1/riptide.1 || fault "the package has no man page"
 inside test -s /usr/lib/systemd/system/riptide.service -o -s /lib/systemd/system/riptide.service || fault "the package has no systemd unit"
@@ -109,8 +110,7 @@ port_in() { timeout 20 sh -c 'until grep -m1 -oE "$1" "$2" | head -1 | grep -oE 
 python3 -u -m http.server 0 --bind 127.0.0.1 --directory "$hub" >"$work/hub.log" 2>&1 &
 inside riptide pull owner/name --endpoint "http://127.0.0.1:$(port_in 'port [0-9]+' "$work/hub.log")" >"$work/log" 2>&1 || {
   cat "$work/log"; fault "pull from a hub on loopback in the clean root"; }
-[ -n "$(inside riptide run owner/name --prompt 'def add(a, b):' -n 8 2>"$work/log")" ] || {
-  cat "$work/log"; fault "run owner/name in the clean root"; }
+answers inside riptide run owner/name
 "${enter[@]}" riptide serve owner/name --port 0 >"$work/log" 2>&1 &
 curl -s -H 'Accept: text/html' "http://127.0.0.1:$(port_in '127.0.0.1:[0-9]+' "$work/log")/" | grep '<div id="app">' >/dev/null || {
   cat "$work/log"; fault "the page in the clean root"; }

@@ -20,6 +20,12 @@ int64_t split_key(const json::object& metadata, std::string_view key, const std:
     return *number;
 }
 
+/// Not so where nobody can say: then opening it tells why.
+bool is_missing(const std::string& file) {
+    std::error_code error;
+    return !std::filesystem::exists(file, error) && !error;
+}
+
 }  // namespace
 
 GgufFile::GgufFile(std::string path, std::span<const std::byte> image)
@@ -31,10 +37,8 @@ std::unique_ptr<GgufFile> GgufFile::open(MappedFile file) {
     std::unique_ptr<GgufFile> opened(new GgufFile(file.path(), file.bytes()));
     opened->files_.push_back(std::move(file));
     if (const std::string first = opened->first_part(); first != opened->path_) {
-        std::error_code error;
-        if (!std::filesystem::exists(first, error) && !error)
-            fail(ErrorKind::no_input, "{}: a part of a split model, whose first part {} is missing", opened->path_,
-                 first);
+        RT_CHECK(!is_missing(first), ErrorKind::no_input, "{}: a part of a split model, whose first part {} is missing",
+                 opened->path_, first);
         return open(first);
     }
     opened->open_parts();
@@ -72,9 +76,8 @@ void GgufFile::open_parts() {
     const std::string stem = path_.substr(0, path_.size() - part_suffix(1, parts).size());
     for (int64_t part = 1; part < parts; ++part) {
         const std::string file = stem + part_suffix(part + 1, parts);
-        std::error_code error;
-        if (!std::filesystem::exists(file, error) && !error)
-            fail(ErrorKind::no_input, "{}: part {} of {} of the split model is missing", file, part + 1, parts);
+        RT_CHECK(!is_missing(file), ErrorKind::no_input, "{}: part {} of {} of the split model is missing", file,
+                 part + 1, parts);
         MappedFile map(file);
         GgufImage more = parse_gguf(map.bytes(), file);
         RT_CHECK(split_key(more.metadata, "split.count", file) == parts &&

@@ -131,6 +131,13 @@ TEST(Registry, an_unknown_architecture_lists_the_known_ones) {
                      "m.safetensors: the architecture is \"llama\\x0a\"; supported are laguna, qwen3, qwen35, qwen35moe, "
                      "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text");
     }
+    file.metadata()["general.architecture"] = "clip";
+    try {
+        load_model(file);
+        FAIL() << "no error";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("mmproj"), std::string::npos) << error.what();
+    }
     file.metadata().clear();
     EXPECT_THROW(load_model(file), Error);
 }

@@ -82,7 +82,7 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
 #define RT_SIXTEEN(i) RT_FOUR(i), RT_FOUR(i + 4), RT_FOUR(i + 8), RT_FOUR(i + 12)
 
 // Operands behind the kN / 2 accumulators: A's four registers, B's descriptor, whether to add.
-#define RT_WGMMA(N, TEXT, A0, A1, A2, A3, B, ADD, TYPES, TRANSPOSED, ...)                                          \
+#define RT_WGMMA(TYPES, TRANSPOSED, N, TEXT, A0, A1, A2, A3, B, ADD, ...)                                          \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD                                                         \
                  ", 0;\n"                                                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" TEXT "}, {%" #A0 ", %" #A1 ", %" #A2 \
@@ -90,44 +90,32 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
                  : __VA_ARGS__                                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
+#define RT_WGMMA_ALL(...)                                                          \
+    do {                                                                           \
+        if constexpr (kHalf && kTransposed) RT_WGMMA("f16.f16", "1", __VA_ARGS__); \
+        else if constexpr (kHalf) RT_WGMMA("f16.f16", "0", __VA_ARGS__);           \
+        else if constexpr (kTransposed) RT_WGMMA("bf16.bf16", "1", __VA_ARGS__);   \
+        else RT_WGMMA("bf16.bf16", "0", __VA_ARGS__);                              \
+    } while (0)
+
 /// d [64, kN] = a [64, 16] b [16, kN] (+ d if add). kTransposed: the rows of b in memory run along N, not along K.
-/// Of 64 and 128 all kinds; of other kN bf16 not transposed.
 template <class T, int kN, bool kTransposed>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uint64_t b, int add) {
     constexpr bool kHalf = std::is_same_v<T, __half>;
-    static_assert(kN == 64 || kN == 128 || (!kTransposed && !kHalf));
-    if constexpr (kN == 64) {
-        if constexpr (kHalf && kTransposed)
-            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "f16.f16", "1", RT_SIXTEEN(0), RT_SIXTEEN(16));
-        else if constexpr (kHalf)
-            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "f16.f16", "0", RT_SIXTEEN(0), RT_SIXTEEN(16));
-        else if constexpr (kTransposed)
-            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "bf16.bf16", "1", RT_SIXTEEN(0),
-                     RT_SIXTEEN(16));
-        else
-            RT_WGMMA(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, "bf16.bf16", "0", RT_SIXTEEN(0),
-                     RT_SIXTEEN(16));
-    } else if constexpr (kN == 128) {
-        if constexpr (kHalf && kTransposed)
-            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "f16.f16", "1",
-                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
-        else if constexpr (kHalf)
-            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "f16.f16", "0",
-                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
-        else if constexpr (kTransposed)
-            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "bf16.bf16", "1",
-                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
-        else
-            RT_WGMMA(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, "bf16.bf16", "0",
-                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
-    } else if constexpr (kN == 16) {
-        RT_WGMMA(16, "%0, %1, %2, %3, %4, %5, %6, %7", 8, 9, 10, 11, 12, 13, "bf16.bf16", "0", RT_FOUR(0), RT_FOUR(4));
+    static_assert(kN == 64 || kN == 128 ||
+                  ((kN == 16 || kN == 32 || kN == 96) && !kTransposed && std::is_same_v<T, __nv_bfloat16>));
+    if constexpr (kN == 16) {
+        RT_WGMMA_ALL(16, "%0, %1, %2, %3, %4, %5, %6, %7", 8, 9, 10, 11, 12, 13, RT_FOUR(0), RT_FOUR(4));
     } else if constexpr (kN == 32) {
-        RT_WGMMA(32, RT_TEXT0, 16, 17, 18, 19, 20, 21, "bf16.bf16", "0", RT_SIXTEEN(0));
+        RT_WGMMA_ALL(32, RT_TEXT0, 16, 17, 18, 19, 20, 21, RT_SIXTEEN(0));
+    } else if constexpr (kN == 64) {
+        RT_WGMMA_ALL(64, RT_TEXT0 ", " RT_TEXT1, 32, 33, 34, 35, 36, 37, RT_SIXTEEN(0), RT_SIXTEEN(16));
+    } else if constexpr (kN == 96) {
+        RT_WGMMA_ALL(96, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2, 48, 49, 50, 51, 52, 53, RT_SIXTEEN(0), RT_SIXTEEN(16),
+                     RT_SIXTEEN(32));
     } else {
-        static_assert(kN == 96);
-        RT_WGMMA(96, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2, 48, 49, 50, 51, 52, 53, "bf16.bf16", "0", RT_SIXTEEN(0),
-                 RT_SIXTEEN(16), RT_SIXTEEN(32));
+        RT_WGMMA_ALL(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, RT_SIXTEEN(0),
+                     RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
     }
 }
 
@@ -138,6 +126,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uin
 #undef RT_FOUR
 #undef RT_SIXTEEN
 #undef RT_WGMMA
+#undef RT_WGMMA_ALL
 
 #endif
 

@@ -4,7 +4,7 @@
 //
 // 512 rows of top 8 of 256 experts (d 2048, ff 512) and a shared one, gate and up: bytes 303 M of planes, once: 67 us
 // at 4.5 TB/s. For a step of 256 rows of weights x 64 columns: 16384 weights at some 20 instructions of the integer
-// pipe and 34 in all for eight: 550 to 650 clocks; 1024 clocks of tensor core for 128 rows of A, 128 for 16.
+// pipe and 40 in all for eight: some 640 clocks; 1024 clocks of tensor core for 128 rows of A, 128 for 16.
 //
 // Design: one persistent block on each multiprocessor. Warpgroup 0 feeds through TMA: one thread planes, 256 columns of
 // 256 rows at a time, another boxes of 16 rows of A. The others multiply, D^T [64 rows of weights, rows of A] = W A^T:
