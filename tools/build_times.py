@@ -29,13 +29,11 @@ def read_log(path: pathlib.Path) -> dict[str, float]:
 
 
 def name_of(output: str) -> tuple[str, str]:
-    """("src/text", "unity 3 of riptide_text") of an output of Ninja."""
-    target = re.search(r"([\w-]+)\.dir/", output)
-    unity = re.search(r"Unity/unity_(\d+)_cxx", output)
+    """("src/text", "src/text group 3") of an output of Ninja."""
+    unity = re.search(r"groups/([\w-]+)/group_(\d+)", output)
     if unity:
-        name = target.group(1)
-        folder = re.sub(r"^riptide_", "src/", re.sub(r"^tests_", "tests/", name))
-        return folder, f"{folder} group {unity.group(1)}"
+        folder = re.sub(r"^riptide_", "src/", re.sub(r"^tests_", "tests/", unity.group(1)))
+        return folder, f"{folder} group {unity.group(2)}"
     source = re.search(r"\.dir/(.*)\.o$", output)
     if not source:
         return "linking", output

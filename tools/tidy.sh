@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/cpu}
 [ -f "$build/compile_commands.json" ] || { echo "$build: not configured; cmake --preset test makes build/cpu" >&2; exit 66; }
-find "$build/CMakeFiles" -path '*/Unity/*' -name '*_cxx.cxx' | sort |
+find "$build/groups" -path '*/riptide_*' -name '*.cpp' | sort |
     xargs -P "$(nproc)" -n 1 clang-tidy -p "$build" --quiet --extra-arg=-Wno-everything
