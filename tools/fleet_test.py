@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Three servers of the demo model as docs/fleet.md has them: management ports, HAProxy with agent checks, and what
-contrib/ has for Prometheus and Grafana, against the metrics that there are. usage: fleet_test.py RIPTIDE.
+contrib/ has for Prometheus and Grafana, against the metrics that there are; and a folder for K/V that all share.
+usage: fleet_test.py RIPTIDE.
 Nothing leaves loopback. What needs haproxy, promtool or prometheus is skipped where they are not installed.
 """
 import collections
@@ -84,7 +85,8 @@ def answers(url_host, port, path):
 def serve(host):
     return subprocess.Popen([str(riptide), "serve", "--device", "cpu", "--threads", "1", "--ctx", "2048", "--quiet",
                              "--host", host, "--port", str(API), "--management-host", host, "--management-port",
-                             str(MANAGEMENT), "--agent-port", str(AGENT), "--max-running", "1", "--admin"],
+                             str(MANAGEMENT), "--agent-port", str(AGENT), "--max-running", "1", "--admin",
+                             "--shared-cache", f"dir:{work}/shared", "--shared-cache-key", str(work / "secret")],
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -196,11 +198,43 @@ def haproxy(servers):
                    f"HAProxy finds {name} ready, and all of it free")
         sessions_stay(front)
         weight_follows_load(lambda **facts: seen("two", **facts))
+        talks = [Talk(front, number) for number in range(9)]
+        for talk in talks:
+            talk.turn()
+        wait_for(lambda: written_lately() == written_lately(0.5))
         servers[0].send_signal(signal.SIGKILL)
         servers[0].wait()
+        for talk in talks:
+            before = talk.tokens
+            cached = talk.turn()
+            expect(cached >= 0.9 * before, f"conversation {talk.number}: {cached} of {before} tokens cached when a server is killed")
+        moved = sum(int(found) for host in HOSTS[1:] for found in re.findall(
+            r'(?m)^riptide_shared_requests_total\{result="fetched"\} (\d+)$', get(host, MANAGEMENT, "/metrics")))
+        expect(moved >= 1, f"conversations of the killed server come from the shared folder: {moved}")
         for number in range(12):
             reply = post("127.0.0.1", front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"s{number}"})
             expect("choices" in reply, "the others take over when one is killed")
+
+
+class Talk:
+    """A conversation through HAProxy; its prompts are some 900 tokens and more."""
+    def __init__(self, front, number):
+        self.front, self.number, self.tokens = front, number, 0
+        self.messages = [{"role": "system", "content": f"Conversation {number}. " + "Say what you mean, and be kind. " * 80}]
+
+    def turn(self):
+        """Tokens that were found in the cache."""
+        self.messages.append({"role": "user", "content": "Tell me about tea."})
+        reply = post("127.0.0.1", self.front, "/v1/chat/completions", {"messages": self.messages, "max_tokens": 8},
+                     {"x-session-id": f"talk {self.number}"})
+        self.messages.append(reply["choices"][0]["message"])
+        self.tokens = reply["usage"]["prompt_tokens"]
+        return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def written_lately(pause=0.0):
+    time.sleep(pause)
+    return sum(1 for path in (work / "shared").rglob("*.rec"))
 
 
 def sessions_stay(front):
@@ -266,6 +300,7 @@ def prometheus():
 
 
 def main():
+    (work / "secret").write_text(os.urandom(32).hex() + "\n")
     servers = [serve(host) for host in HOSTS]
     try:
         for host in HOSTS:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "cache/kv_cache.h"
 #include "cache/kv_transfer.h"
 #include "cache/sequence_state.h"
+#include "cache/shared/store.h"
 
 namespace riptide {
 
@@ -136,6 +138,34 @@ class PrefixCache {
     /// Writes everything held here and in the host tier to the disk tier, for the next start.
     void persist();
 
+    /// From now on what is published (but for side requests and Mark::interval) goes to `shared` too, under names that
+    /// begin with that of the weights, and others' state may be fetched from there; null: neither.
+    void use_shared(SharedStore* shared);
+    /// State that a prompt could start from, and that neither memory nor the tiers here hold.
+    struct Wanted {
+        struct End {
+            RecordKey id;
+            int64_t length = 0;  // of the prefix
+            size_t pages = 0;    // of `pages` that it needs
+        };
+        int64_t held = 0;              // tokens that attach would restore without them
+        std::vector<RecordKey> pages;  // behind those that are held, in order
+        std::vector<End> ends;         // checkpoints, ascending
+        uint64_t time = 0;             // when it was asked: forget() ends it
+    };
+    /// lengths: at which there may be checkpoints, ascending. Empty without a shared store that is usable.
+    Wanted wanted(const PrefixRequest& request, std::span<const int64_t> lengths) const;
+    /// What to look for: the pages, then the ends.
+    std::shared_ptr<SharedLookup> lookup_of(const Wanted& wanted) const;
+    /// Bytes of what `end` needs, and blocks of memory for it; null when there is no room for it in the host tier.
+    int64_t load_bytes(const Wanted& wanted, const Wanted::End& end) const;
+    std::shared_ptr<SharedLoad> load_of(const Wanted& wanted, const Wanted::End& end);
+    /// What was loaded to the host tier, where attach finds it.
+    void take(const Wanted& wanted, const Wanted::End& end, SharedLoad& load);
+    /// Gives the shared store some of what is to be written: up to 16 MiB, at a time when nobody waits. Whether more is
+    /// left that it would take.
+    bool share_some();
+
     const Stats& stats() const { return stats_; }
 
   private:
@@ -188,11 +218,19 @@ class PrefixCache {
     RecordKey key_of(const Node& node, const Checkpoint* checkpoint) const;
     std::optional<Record> record_of(const Node& node, const Checkpoint* checkpoint);
     void spill(const Node& node, const Checkpoint* checkpoint);
+    void sink(std::vector<Record> down);
+    Digest shared_name(const RecordKey& id) const;
+    void share(Node& node, Checkpoint& checkpoint);
 
     KvCache& cache_;
     PrefixCacheOptions options_;
     HostStore* host_;
     DiskStore* disk_;
+    SharedStore* shared_ = nullptr;
+    Digest weights_{};                                    // their name
+    std::deque<std::pair<Node*, Checkpoint*>> unshared_;  // are to be written to `shared_`; of a page: null
+    std::vector<Record> shared_next_;                     // on their way into host memory
+    uint64_t forgotten_ = 0;                              // how often
     size_t page_rows_;
     std::string geometry_;  // SHA-256 of what the bytes of pages and checkpoints mean
     std::shared_ptr<HostHeap> heap_;

@@ -60,6 +60,7 @@ bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequen
     checkpoint->mark = std::max(checkpoint->mark, mark);
     touch(node, checkpoint, request.side);
     set_head(request, node);
+    if (!request.side && checkpoint->mark != Mark::interval) share(node, *checkpoint);
     return true;
 }
 
@@ -249,6 +250,7 @@ bool PrefixCache::make_state_room(int64_t bytes, bool side) {
 
 void PrefixCache::evict(Node& node, Checkpoint& checkpoint) {
     spill(node, &checkpoint);
+    std::erase(unshared_, std::pair(&node, &checkpoint));
     drop(checkpoint.page);
     stats_.state_bytes -= checkpoint.state->bytes;
     --stats_.checkpoints;
@@ -260,6 +262,7 @@ void PrefixCache::evict(Node& node, Checkpoint& checkpoint) {
 void PrefixCache::evict(Node& node) {
     RT_ASSERT(node.children.empty() && node.checkpoints.empty() && node.parent != nullptr);
     spill(node, nullptr);
+    std::erase(unshared_, std::pair<Node*, Checkpoint*>(&node, nullptr));
     forget_head(node);
     drop(node.page);
     --stats_.pages;
@@ -304,7 +307,9 @@ void PrefixCache::erase_tree(std::unique_ptr<Node> root) {
 }
 
 void PrefixCache::forget() {
+    ++forgotten_;
     sessions_.clear();
+    unshared_.clear();
     for (auto& [salt, root] : roots_) erase_tree(std::move(root));
     roots_.clear();
 }
@@ -318,10 +323,12 @@ void PrefixCache::flush() {
 
 void PrefixCache::use_weights(const Digest& name) {
     flush();
+    weights_ = name;
     if (disk_ != nullptr) disk_->use_weights(name);
 }
 
 void PrefixCache::rename_weights(const Digest& name) {
+    weights_ = name;
     if (disk_ != nullptr) disk_->rename_weights(name);
 }
 
@@ -357,6 +364,11 @@ void PrefixCache::spill(const Node& node, const Checkpoint* checkpoint) {
     std::vector<Record> down;
     if (host_ != nullptr) down = host_->put(std::move(*record));
     else down.push_back(std::move(*record));
+    sink(std::move(down));
+}
+
+/// Records that the host tier has no room for.
+void PrefixCache::sink(std::vector<Record> down) {
     if (disk_ == nullptr) return;
     for (Record& one : down) {
         for (const HostBytes& part : one.parts) heap_->wait(*part);

@@ -1,4 +1,4 @@
-// The insides of PrefixCache, shared by its two source files.
+// The insides of PrefixCache, shared by its source files.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,8 @@ struct PrefixCache::Checkpoint {
     int32_t page = -1;          // holds their K/V; -1 without a tail
     HostBytes state;            // packed bounded state
     Mark mark = Mark::message;
-    bool side = true;  // only side requests have used it
+    bool side = true;     // only side requests have used it
+    bool shared = false;  // the shared store has it, or will be given it
     uint64_t stamp = 0;
 };
 
@@ -30,6 +31,7 @@ struct PrefixCache::Node {
     const std::string* salt = nullptr;  // the key in roots_
     int32_t live = 0;                   // sessions whose prefix goes through this node
     bool side = true;
+    bool shared = false;  // and so are those above it
     uint64_t stamp = 0;
     std::vector<std::unique_ptr<Node>> children;
     std::vector<std::unique_ptr<Checkpoint>> checkpoints;

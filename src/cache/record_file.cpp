@@ -77,28 +77,6 @@ struct Descriptor {
     }
 };
 
-bool read_all(int fd, void* to, size_t bytes) {
-    for (auto* at = static_cast<char*>(to); bytes > 0;) {
-        const ssize_t got = ::read(fd, at, bytes);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return false;
-        at += got;
-        bytes -= static_cast<size_t>(got);
-    }
-    return true;
-}
-
-bool write_all(int fd, const void* from, size_t bytes) {
-    for (const auto* at = static_cast<const char*>(from); bytes > 0;) {
-        const ssize_t put = ::write(fd, at, bytes);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return false;
-        at += put;
-        bytes -= static_cast<size_t>(put);
-    }
-    return true;
-}
-
 int open_record(const std::string& path, int mode) {
     return ::open(path.c_str(), mode | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 }
@@ -134,6 +112,28 @@ int finish_record(int fd, bool done, const DiskWrite& write) {
 }
 
 }  // namespace
+
+bool read_all(int fd, void* to, size_t bytes) {
+    for (auto* at = static_cast<char*>(to); bytes > 0;) {
+        const ssize_t got = ::read(fd, at, bytes);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        at += got;
+        bytes -= static_cast<size_t>(got);
+    }
+    return true;
+}
+
+bool write_all(int fd, const void* from, size_t bytes) {
+    for (const auto* at = static_cast<const char*>(from); bytes > 0;) {
+        const ssize_t put = ::write(fd, at, bytes);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return false;
+        at += put;
+        bytes -= static_cast<size_t>(put);
+    }
+    return true;
+}
 
 int64_t record_file_bytes(const std::string& key, int64_t payload_bytes) {
     return static_cast<int64_t>(sizeof(RecordFileHeader) + key.size()) + payload_bytes;

@@ -40,4 +40,8 @@ int rename_record(const DiskWrite& write);
 /// The file was used now.
 void mark_record_used(const std::string& path);
 
+/// All of `bytes`, or false with errno; a read also at the end of the file.
+bool read_all(int fd, void* to, size_t bytes);
+bool write_all(int fd, const void* from, size_t bytes);
+
 }  // namespace riptide

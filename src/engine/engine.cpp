@@ -11,6 +11,9 @@ namespace {
 constexpr std::chrono::seconds kIdleCheck{1};
 /// How soon is heard that a client has gone, a deadline has passed or weights are loaded, where nobody tells.
 constexpr std::chrono::milliseconds kLook{5};
+/// Between two looks at what is to be written to the shared tier where nothing else is to do; how long the engine's end
+/// waits for it.
+constexpr std::chrono::milliseconds kShareAgain{1}, kShareAtEnd{2000};
 
 }  // namespace
 
@@ -103,9 +106,9 @@ int64_t Engine::Impl::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget*
     return version;
 }
 
-void Engine::Impl::hear_scored() {  // on the scorer's thread
+void Engine::Impl::hear_back() {  // on the scorer's thread, or one of the shared tier's
     const std::lock_guard lock(mutex);
-    scored = true;
+    back = true;
     wake_up();
 }
 
@@ -122,7 +125,7 @@ void Engine::Impl::run() {
         news = false;
         if (any_news()) {
             take_news(lock);
-            loop.report(stats);
+            report();
         } else if (stopping) {
             break;
         } else if (order != nullptr && loop.begun() == 0) {
@@ -130,7 +133,7 @@ void Engine::Impl::run() {
         } else if (!loop.idle() && (!paused || draining || order != nullptr)) {
             step(lock);
         } else {
-            quiet = loop.idle() && (!scoring || scoring->size() == 0);
+            quiet = loop.idle() && elsewhere() == 0;
             changed.notify_all();
             wait(lock);
         }
@@ -138,11 +141,24 @@ void Engine::Impl::run() {
     end(lock);
 }
 
-/// Until there is news, or the next deadline.
+/// Until there is news, or the next deadline. Meanwhile others get what they may share.
 void Engine::Impl::wait(std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    const bool more = loop.share_some();
+    lock.lock();
     const std::chrono::microseconds left(std::max<int64_t>(0, nearest_deadline() - loop.now_us()));
-    const auto time = std::min<std::chrono::microseconds>(left, kIdleCheck);
-    if (!wake.wait_for(lock, time, [&] { return news.load(); })) check_idle();
+    const auto time = std::min<std::chrono::microseconds>(left, more ? kShareAgain : kIdleCheck);
+    if (!wake.wait_for(lock, time, [&] { return news.load(); }) && !more) check_idle();
+}
+
+void Engine::Impl::report() {
+    loop.report(stats);
+    if (!fetches) return;
+    stats.fetching = fetches->size();
+    stats.shared_fetched = fetches->stats().fetched;
+    stats.shared_tokens = fetches->stats().tokens;
+    stats.shared_late = fetches->stats().late;
+    stats.shared_slower = fetches->stats().slower;
 }
 
 /// A device can fail while nobody uses it: whoever asks for the server's health should know.
@@ -159,22 +175,22 @@ void Engine::Impl::check_idle() {
 void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
     std::vector<std::unique_ptr<Job>> jobs = std::exchange(inbox, {});
     const std::vector<RequestId> ids = std::exchange(cancels, {});
-    scored = false;
+    back = false;
     lock.unlock();  // sinks may submit and cancel
     for (auto& job : jobs) {
         if (job->plan) scoring->add(std::move(job));
-        else loop.add(std::move(job));
+        else begin(std::move(job));
     }
     for (const RequestId id : ids) {
         std::unique_ptr<Job> job = scoring ? scoring->remove(id) : nullptr;
-        if (!job) {
-            loop.cancel(id);
-            continue;
-        }
-        maker.complete(*job, false);
-        loop.refuse(std::move(job), {});
+        if (job) maker.complete(*job, false);
+        if (!job && fetches) job = fetches->remove(id);
+        if (job) loop.refuse(std::move(job), {});
+        else loop.cancel(id);
     }
     if (scoring) take_scored();
+    if (fetches)
+        for (auto& job : fetches->take_ready(loop.now_us())) loop.add(std::move(job));
     loop.expire();
     lock.lock();
 }
@@ -185,8 +201,13 @@ void Engine::Impl::take_scored() {
         job->scoring_us = loop.now_us() - job->submitted_us;
         maker.complete(*job, !failed);
         if (failed) loop.refuse(std::move(job), failed);
-        else loop.add(std::move(job));
+        else begin(std::move(job));
     }
+}
+
+/// Lets it run, once what others may have computed of its prompt is here.
+void Engine::Impl::begin(std::unique_ptr<Job> job) {
+    if (!fetches || !fetches->add(job, facts.model.vocab_size, loop.now_us())) loop.add(std::move(job));
 }
 
 void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
@@ -197,6 +218,7 @@ void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
     try {
         loop.learn_weights();
         loop.step();
+        loop.share_some();
     } catch (const std::exception& error) {
         problem = fmt::format("the engine has failed: {}", error.what());
     }
@@ -204,7 +226,7 @@ void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
     stepping = false;
     failure = problem;
     retry_after_us = loop.retry_after_us();
-    loop.report(stats);
+    report();
 }
 
 void Engine::Impl::hear_until(const std::future<void>& done) {
@@ -253,7 +275,7 @@ void Engine::Impl::carry_out(std::unique_lock<std::mutex>& lock) {
     order = nullptr;
     mine.done = true;
     if (!machine.usable()) failure = "the engine has failed: neither the new weights nor the old could be loaded";
-    loop.report(stats);
+    report();
     changed.notify_all();
 }
 
@@ -267,13 +289,17 @@ void Engine::Impl::end(std::unique_lock<std::mutex>& lock) {
         for (auto& job : scoring->remove_all()) jobs.push_back(std::move(job));
     for (auto& job : jobs)
         if (job->plan) maker.complete(*job, false);
+    if (fetches)
+        for (auto& job : fetches->remove_all()) jobs.push_back(std::move(job));
     loop.end_all(broken ? &failed : nullptr, std::move(jobs));
     if (!broken && machine.prefix() != nullptr) {
         loop.learn_weights();
         machine.prefix()->persist();
+        const auto end = std::chrono::steady_clock::now() + kShareAtEnd;
+        while (loop.share_some() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kShareAgain);
     }
     lock.lock();
-    loop.report(stats);
+    report();
     quiet = true;
     if (order != nullptr) {
         order->error = std::make_exception_ptr(Error(broken ? failure : "the engine ends", ErrorKind::system));
@@ -303,6 +329,7 @@ Engine::~Engine() {
         impl_->wake_up();
     }
     impl_->thread.join();
+    impl_->machine.hear_shared(nullptr);
 }
 
 RequestId Engine::submit(Request request, Sink sink, WorkBudget* work) {

@@ -47,6 +47,9 @@ struct EngineOptions : SessionOptions {
     int64_t host_cache_bytes = int64_t{4} << 30;  // second tier; 0: none
     std::string disk_cache;                       // third tier: a folder; empty: none
     int64_t disk_cache_bytes = int64_t{64} << 30;
+    std::string shared_cache;      // fourth tier, of all replicas: open_shared_place; empty: none
+    std::string shared_cache_key;  // the file with the fleet's secret: SealKey::of_file
+    int64_t shared_cache_bytes = int64_t{256} << 30;
     /// Who hears why the third tier is not what it should be: when the engine is made (another process has the folder,
     /// or it cannot be listed), and for each record that cannot be saved, on the engine's thread and at times often.
     std::function<void(const std::string& problem)> on_disk_problem;
@@ -71,10 +74,11 @@ struct EngineInfo {
     int32_t max_running = 0, chunk_rows = 0;
     int threads = 0;
     DType k_dtype = DType::f16, v_dtype = DType::f16;
-    std::string device;        // "NVIDIA H200", "CPU, 8 threads"
-    bool chat = false;         // there is a template in a dialect that the engine can parse
-    std::string no_chat;       // else why not
-    std::string chat_dialect;  // its name, text/dialects/dialect.h
+    std::string device;         // "NVIDIA H200", "CPU, 8 threads"
+    bool shares_cache = false;  // EngineOptions::shared_cache
+    bool chat = false;          // there is a template in a dialect that the engine can parse
+    std::string no_chat;        // else why not
+    std::string chat_dialect;   // its name, text/dialects/dialect.h
     ChatTraits chat_traits;
     std::vector<int32_t> stop_ids;
     GenerationDefaults makers;       // those of the first weights, also after a reload
@@ -94,6 +98,12 @@ struct EngineStats {
     int64_t used_pages = 0, cached_pages = 0;  // that answers need now, that the prefix cache holds; some are both
     int64_t checkpoints = 0, checkpoint_bytes = 0;
     int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0, failed_writes = 0;
+    int64_t fetching = 0;  // of the waiting: requests whose state is looked for in the shared tier
+    int64_t shared_hits = 0, shared_misses = 0, shared_errors = 0, shared_rejected = 0, shared_written = 0;  // records
+    int64_t shared_dropped = 0;                               // records that were to be written faster than they could
+    int64_t shared_read_bytes = 0, shared_written_bytes = 0;  // of records
+    int64_t shared_fetched = 0, shared_tokens = 0;            // requests whose state came from there; tokens of it
+    int64_t shared_late = 0, shared_slower = 0;               // requests that went on without: FetchQueue::Stats
     int64_t steps = 0, decode_rows = 0, prefill_rows = 0;
     int64_t prompt_parts = 0;                     // in which the prompts' rows ran
     int64_t drafted_rows = 0, accepted_rows = 0;  // drafted tokens that were verified, and that were right

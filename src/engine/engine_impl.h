@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,6 +17,7 @@
 #include "engine/engine.h"
 #include "engine/loop/answer.h"
 #include "engine/loop/engine_loop.h"
+#include "engine/loop/fetch_queue.h"
 #include "engine/loop/job_maker.h"
 #include "engine/loop/scoring_queue.h"
 
@@ -26,7 +28,7 @@ struct Engine::Impl {
     Impl(std::unique_ptr<Source> source, const EngineOptions& options, ModelText model_text)
         : text(std::move(model_text)),
           machine(std::move(source), options),
-          loop(machine, [this] { return news.load() || (scoring && scoring->nearest_deadline() <= loop.now_us()); }),
+          loop(machine, [this] { return news.load() || nearest_look() <= loop.now_us(); }),
           compressor(make_compressor(text, options)),
           maker(text, machine.options(), machine.model().info(), machine.context_length(), compressor.get()) {
         facts = machine.facts();
@@ -39,7 +41,12 @@ struct Engine::Impl {
         facts.stop_ids = text.stop_ids();
         facts.makers = text.makers();
         loop.report(stats);
-        if (compressor) scoring = std::make_unique<ScoringQueue>(*compressor, [this] { hear_scored(); });
+        if (compressor) scoring = std::make_unique<ScoringQueue>(*compressor, [this] { hear_back(); });
+        if (machine.prefix() != nullptr && machine.shared_tier() != nullptr) {
+            fetches = std::make_unique<FetchQueue>(*machine.prefix(), *machine.shared_tier(),
+                                                   [this](int64_t tokens) { return loop.read_seconds(tokens); });
+            machine.hear_shared([this] { hear_back(); });
+        }
         thread = std::thread([this] { run(); });
     }
 
@@ -58,16 +65,20 @@ struct Engine::Impl {
     }
 
     /// Whether anything but a step is to be done for requests; under the mutex.
-    bool any_news() const {
-        return !inbox.empty() || !cancels.empty() || scored || nearest_deadline() <= loop.now_us();
+    bool any_news() const { return !inbox.empty() || !cancels.empty() || back || nearest_deadline() <= loop.now_us(); }
+    /// Of requests that the loop does not know yet.
+    int64_t nearest_look() const {
+        return std::min(scoring ? scoring->nearest_deadline() : std::numeric_limits<int64_t>::max(),
+                        fetches ? fetches->look_us() : std::numeric_limits<int64_t>::max());
     }
-    int64_t nearest_deadline() const {
-        return scoring ? std::min(loop.nearest_deadline(), scoring->nearest_deadline()) : loop.nearest_deadline();
-    }
+    int64_t nearest_deadline() const { return std::min(loop.nearest_deadline(), nearest_look()); }
+    int64_t elsewhere() const { return (scoring ? scoring->size() : 0) + (fetches ? fetches->size() : 0); }
 
-    void hear_scored();
+    void hear_back();
     void run();
     void take_scored();
+    void begin(std::unique_ptr<Job> job);
+    void report();
     void take_news(std::unique_lock<std::mutex>& lock);
     void wait(std::unique_lock<std::mutex>& lock);
     void hear_until(const std::future<void>& done);
@@ -95,7 +106,7 @@ struct Engine::Impl {
     std::vector<std::unique_ptr<Job>> inbox;
     std::vector<RequestId> cancels;
     bool paused = false, draining = false, stopping = false;
-    bool scored = false;    // prompts have come back from the scorer
+    bool back = false;      // the scorer has done a prompt, or the shared tier has answered
     bool stepping = false;  // the engine thread works without the mutex
     bool quiet = true;      // no request is left
     Order* order = nullptr;
@@ -108,6 +119,7 @@ struct Engine::Impl {
     std::atomic<bool> news = false;  // something above waits for the engine thread
     std::thread thread;
     std::unique_ptr<ScoringQueue> scoring;  // the engine thread's; beside compressor
+    std::unique_ptr<FetchQueue> fetches;    // the engine thread's; beside a shared tier
 };
 
 }  // namespace riptide

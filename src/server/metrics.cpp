@@ -70,6 +70,8 @@ class EngineFamilies {
                 sample(name, engine, fmt::format("slot=\"{}\"", i + 1), engine.draft_slots[i].*count);
     }
 
+    const std::vector<EngineFacts>& engines() const { return engines_; }
+
   private:
     std::string& out_;
     const std::vector<EngineFacts>& engines_;
@@ -82,6 +84,26 @@ void draft_part(EngineFamilies& f) {
               &EngineStats::DraftSlot::reached);
     f.by_slot("draft_slot_accepted_total", "Of them, steps in which it was accepted too",
               &EngineStats::DraftSlot::accepted);
+}
+
+void shared_part(EngineFamilies& f) {
+    f.single("shared_fetching", "Requests whose state is looked for in the shared tier", "gauge",
+             &EngineStats::fetching);
+    f.labelled("shared_requests_total", "Requests whose state was looked for there", "counter", "result",
+               {{"fetched", &EngineStats::shared_fetched},
+                {"late", &EngineStats::shared_late},
+                {"slower", &EngineStats::shared_slower}});
+    f.single("shared_tokens_total", "Tokens of prompts whose state came from there", "counter",
+             &EngineStats::shared_tokens);
+    f.labelled("shared_records_total", "Records of the shared tier", "counter", "result",
+               {{"hit", &EngineStats::shared_hits},
+                {"miss", &EngineStats::shared_misses},
+                {"error", &EngineStats::shared_errors},
+                {"rejected", &EngineStats::shared_rejected},
+                {"written", &EngineStats::shared_written},
+                {"dropped", &EngineStats::shared_dropped}});
+    f.labelled("shared_bytes_total", "Bytes of its records", "counter", "way",
+               {{"read", &EngineStats::shared_read_bytes}, {"written", &EngineStats::shared_written_bytes}});
 }
 
 void engine_part(EngineFamilies& f, bool drafts) {
@@ -126,6 +148,8 @@ void engine_part(EngineFamilies& f, bool drafts) {
              &EngineStats::damaged_records);
     f.single("cache_failed_writes_total", "Records that could not be written to the disk tier", "counter",
              &EngineStats::failed_writes);
+    if (std::any_of(f.engines().begin(), f.engines().end(), [](const EngineFacts& e) { return e.shares_cache; }))
+        shared_part(f);
     f.single("steps_total", "Steps of the engine", "counter", &EngineStats::steps);
     f.labelled("rows_total", "Rows of steps", "counter", "kind",
                {{"decode", &EngineStats::decode_rows}, {"prefill", &EngineStats::prefill_rows}});

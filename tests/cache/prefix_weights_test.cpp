@@ -4,12 +4,6 @@
 namespace riptide {
 namespace {
 
-Digest weights_called(uint8_t name) {
-    Digest digest;
-    digest.fill(name);
-    return digest;
-}
-
 /// Drives all of a conversation out of memory, and says how much of it is found after that.
 int64_t found_below(World& world, std::mt19937& rng, const Conversation& c) {
     world.turn(talk(rng, 1, 2, {190}));

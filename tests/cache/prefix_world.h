@@ -121,6 +121,11 @@ struct Conversation {
     std::vector<int64_t> ends;
 };
 
+inline Digest weights_called(uint8_t name) {
+    Digest digest;
+    digest.fill(name);
+    return digest;
+}
 inline PrefixSalt salt_of(int32_t user) { return {"", "template", "user " + std::to_string(user)}; }
 
 /// A cache with its tiers, and the work of an engine on it.

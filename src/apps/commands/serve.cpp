@@ -305,6 +305,13 @@ void add_engine_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--cache-disk", o.cache_disk_gib, "Its size at most, GiB")
         ->check(Range(int64_t{1}, int64_t{1} << 22))
         ->capture_default_str();
+    cmd.add_option("--shared-cache", o.engine.shared_cache,
+                   "Prefix cache of a fleet: a folder that all replicas see, e.g. dir:/mnt/riptide");
+    cmd.add_option("--shared-cache-key", o.engine.shared_cache_key,
+                   "File with the fleet's secret: openssl rand -hex 32");
+    cmd.add_option("--shared-cache-size", o.cache_shared_gib, "Its size at most, GiB")
+        ->check(Range(int64_t{1}, int64_t{1} << 22))
+        ->capture_default_str();
     cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");
     cmd.add_option("--reasoning", o.reasoning,
                    "Where a request does not say: on | off | auto (as the model's "
@@ -339,11 +346,27 @@ void add_serve(Command& app, Action& action) {
     add_engine_flags(*cmd, *options);
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
-    for (const char* flag :
-         {"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
-          "--min-p", "--chunk", "--draft-tree", "--log-content",                             // told by run, ppl, chat
-          "--models-memory", "--keep-alive", "--rows-beside", "--slowdown", "--log-format",  // told by docs/
-          "--management-port", "--management-host", "--agent-port", "--open-metrics"})
+    for (const char* flag : {"--portable",
+                             "--yarn-attention-factor",
+                             "--compress-above",
+                             "--compress-positions",
+                             "--repetition-penalty",
+                             "--min-p",
+                             "--chunk",
+                             "--draft-tree",
+                             "--log-content",  // told by run, ppl, chat
+                             "--models-memory",
+                             "--keep-alive",
+                             "--rows-beside",
+                             "--slowdown",
+                             "--log-format",  // told by docs/
+                             "--management-port",
+                             "--management-host",
+                             "--agent-port",
+                             "--open-metrics",
+                             "--shared-cache",
+                             "--shared-cache-key",
+                             "--shared-cache-size"})
         cmd->get_option(flag)->group("");
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "

@@ -38,6 +38,7 @@ EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, in
     out.scorer = open_scorer(o.compress, o.model);
     out.host_cache_bytes = o.cache_ram_mib << 20;
     out.disk_cache_bytes = o.cache_disk_gib << 30;
+    out.shared_cache_bytes = o.cache_shared_gib << 30;
     if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
     return out;
 }

@@ -24,7 +24,7 @@ struct ServerFlags {
     server::ServerOptions server;
     std::vector<std::string> mcp;  // NAME=URL
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs, task = "auto";
-    int64_t cache_ram_mib = 4096, cache_disk_gib = 64, inflight_mib = 0;
+    int64_t cache_ram_mib = 4096, cache_disk_gib = 64, cache_shared_gib = 256, inflight_mib = 0;
     int grace_seconds = 30;
     std::string models;             // of several; empty: there is one
     int64_t models_memory_mib = 0;  // 0: default_models_memory()

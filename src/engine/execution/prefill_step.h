@@ -1,6 +1,7 @@
 // A step of prompts that runs in parts.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -46,6 +47,9 @@ class PromptStep {
     bool complete() const { return layer_ == std::ssize(full_); }
     /// For each layer that is left whether it attends to all keys.
     std::span<const char> layers_left() const { return std::span(full_).subspan(static_cast<size_t>(layer_)); }
+    /// Of the model: all, and those that attend to all keys.
+    int64_t layers() const { return std::ssize(full_); }
+    int64_t full_layers() const { return std::count(full_.begin(), full_.end(), 1); }
     int64_t rows() const { return rows_; }
     int64_t row_keys() const { return row_keys_; }
 

@@ -350,6 +350,17 @@ void EngineLoop::report(EngineStats& stats) const {
             stats.draft_slots.push_back({slot.reached, slot.accepted});
     }
     if (const HostStore* host = machine_.host_tier()) stats.host_tier_bytes = host->bytes();
+    if (const SharedStore* shared = machine_.shared_tier()) {
+        const SharedStore::Stats s = shared->stats();
+        stats.shared_hits = s.hits;
+        stats.shared_misses = s.misses;
+        stats.shared_errors = s.errors;
+        stats.shared_rejected = s.rejected;
+        stats.shared_written = s.written;
+        stats.shared_dropped = s.dropped;
+        stats.shared_read_bytes = s.bytes_read;
+        stats.shared_written_bytes = s.bytes_written;
+    }
     if (const DiskStore* disk = machine_.disk_tier()) {
         stats.disk_tier_bytes = disk->bytes();
         stats.failed_writes = disk->stats().failed_writes;

@@ -75,6 +75,10 @@ class EngineLoop {
 
     /// Machine::learn_weights.
     void learn_weights() { cache_changes_ += machine_.learn_weights() ? 1 : 0; }
+    /// PrefixCache::share_some.
+    bool share_some() { return machine_.prefix() != nullptr && machine_.prefix()->share_some(); }
+    /// About how long it takes to read so many tokens of a prompt; 0: unknown.
+    double read_seconds(int64_t tokens) const;
 
     /// From now on answers are drafted by this, or (null) by nobody; returns who did. Both know nothing of sequences.
     /// REQUIRES begun() == 0.
@@ -248,7 +252,7 @@ class EngineLoop {
     std::unique_ptr<Speculator> speculator_;  // null: nobody drafts
     std::unique_ptr<DraftRounds> rounds_;     // of the last drafter that can
     std::vector<Speculator::Wanted> drafts_wanted_;
-    bool resting_ = false;  // this step has no drafts, since they do not pay
+    bool resting_ = false;                               // this step has no drafts, since they do not pay
     std::unordered_map<RequestId, DraftTree> drafting_;  // what may be checked in this step
     std::vector<StepResult> results_;
     std::vector<std::pair<Answer*, Leaving>> departed_;

@@ -70,6 +70,15 @@ void EngineLoop::finish_prompts(Prompts prompts) {
     prompt_ids_.clear();
 }
 
+double EngineLoop::read_seconds(int64_t tokens) const {
+    const PromptStep& step = machine_.prompts();
+    const int64_t rows = std::min<int64_t>(tokens, machine_.options().chunk_rows);
+    const double each = pace_.layer_seconds(rows, 0);
+    const double keys = pace_.layer_seconds(rows, tokens * (tokens / 2)) - each;
+    return static_cast<double>(step.layers()) * each * static_cast<double>(tokens) / static_cast<double>(rows) +
+           static_cast<double>(step.full_layers()) * keys;
+}
+
 /// Learns from the step: `decoded_us` is when `steps` decode steps had their tokens, or -1. On a GPU, and here too, the
 /// tokens come when the part of the step before has run and that of this step has not: the newest is left for later.
 void EngineLoop::keep_pace(int64_t decoded_us, int64_t steps, bool parts_run) {

@@ -65,6 +65,7 @@ Machine::Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& op
     : options_(options), checkpoint_(std::move(checkpoint)) {
     check_options(options);
     open_disk_tier();  // before the weights: what is wrong with it is said at once
+    open_shared_tier();
     if (options.gpu) {
         GpuOptions gpu = *options.gpu;  // the scorer has taken its part of the budget
         if (gpu.memory_budget > 0 && options.scorer.device_bytes)
@@ -208,13 +209,16 @@ std::string Machine::weights_name() const {
 /// Of the weights as they have just been loaded. What the cache holds of others is gone.
 void Machine::name_weights() {
     by_digest_ = false;
-    if (checkpoint_ && disk_ && disk_->refusal() == 0) {
-        std::vector<DigestMemo> memos{DigestMemo(options_.digests),
-                                      DigestMemo(options_.disk_cache + "/digests", false)};
+    const bool disk = disk_ && disk_->refusal() == 0;
+    if (checkpoint_ && prefix_ && (disk || shared_)) {
+        std::vector<DigestMemo> memos;
+        memos.emplace_back(options_.digests);
+        if (disk) memos.emplace_back(options_.disk_cache + "/digests", false);
         content_ = std::make_unique<WeightsDigest>(*checkpoint_, std::move(memos));
     }
     learning_ = content_ != nullptr;
     if (prefix_) prefix_->use_weights(name_digest(weights_name()));
+    if (prefix_) prefix_->use_shared(nullptr);
     if (content_ && check_unchanged()) learn_weights();
 }
 
@@ -224,7 +228,10 @@ bool Machine::learn_weights() {
     if (!learning_ || !content_->settled()) return false;
     learning_ = false;
     by_digest_ = content_->digest().has_value();
-    if (by_digest_) prefix_->rename_weights(name_digest(weights_name()));
+    if (by_digest_) {
+        prefix_->rename_weights(name_digest(weights_name()));
+        prefix_->use_shared(shared_.get());
+    }
     if (!content_->note().empty() && options_.on_disk_news) options_.on_disk_news(content_->note());
     return by_digest_;
 }
@@ -237,6 +244,7 @@ bool Machine::check_unchanged() {
     const auto file = std::find_if(files.begin(), files.end(), changed);
     if (file == files.end()) return true;
     content_.reset();
+    prefix_->use_shared(nullptr);
     std::random_device random;
     prefix_->use_weights(name_digest(fmt::format("changed {:x}{:x}{:x}{:x}", random(), random(), random(), random())));
     if (options_.on_disk_problem)
@@ -278,6 +286,26 @@ void Machine::open_disk_tier() {
     disk_->on_failed_write(options_.on_disk_problem);
 }
 
+void Machine::open_shared_tier() {
+    if (!options_.prefix_cache || options_.shared_cache.empty()) return;
+    RT_CHECK(options_.host_cache_bytes > 0, ErrorKind::usage,
+             "shared_cache {}: state is fetched into the cache in main memory, which has 0 bytes",
+             options_.shared_cache);
+    RT_CHECK(!options_.shared_cache_key.empty(), ErrorKind::usage,
+             "shared_cache {}: a file with the secret of all who share it is needed", options_.shared_cache);
+    const SealKey key = SealKey::of_file(options_.shared_cache_key);
+    shared_ = std::make_unique<SharedStore>(open_shared_place(options_.shared_cache, options_.shared_cache_bytes), key,
+                                            [news = shared_news_] {
+                                                const std::lock_guard lock(news->mutex);
+                                                if (news->hear) news->hear();
+                                            });
+}
+
+void Machine::hear_shared(std::function<void()> hear) {
+    const std::lock_guard lock(shared_news_->mutex);
+    shared_news_->hear = std::move(hear);
+}
+
 void Machine::make_prefix_cache() {
     if (!options_.prefix_cache) return;
     if (options_.host_cache_bytes > 0) host_.emplace(options_.host_cache_bytes);
@@ -310,6 +338,7 @@ EngineInfo Machine::facts() const {
     facts.v_dtype = options_.v_dtype;
     facts.device = device();
     facts.compression = options_.compression;
+    facts.shares_cache = shared_ != nullptr;
     if (!gpu_) return facts;
     facts.memory = describe(plan_, options_.k_dtype, options_.v_dtype);
     if (!options_.scorer.memory.empty()) facts.memory = options_.scorer.memory + "; " + facts.memory;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -75,6 +76,10 @@ class Machine {
     PrefixCache* prefix() { return prefix_.get(); }
     const HostStore* host_tier() const { return host_ ? &*host_ : nullptr; }
     const DiskStore* disk_tier() const { return disk_ ? &*disk_ : nullptr; }
+    /// Null if options name none. In use from when the weights' digest is known.
+    SharedStore* shared_tier() { return shared_.get(); }
+    /// Who hears, on threads of the shared tier's, that it has an answer; null: nobody any more.
+    void hear_shared(std::function<void()> hear);
     /// Null on the CPU.
     const DecodeDevice* decoder() const { return device_ ? &*device_ : nullptr; }
     void use_decoder(DecodeDevice device) { device_ = std::move(device); }
@@ -129,6 +134,7 @@ class Machine {
     void plan_memory();
     int64_t page_bytes_per_token() const;
     void open_disk_tier();
+    void open_shared_tier();
     void make_prefix_cache();
     void make_runner();
     void name_weights();
@@ -148,6 +154,12 @@ class Machine {
     std::unique_ptr<KvCache> cache_;
     std::optional<HostStore> host_;
     std::unique_ptr<DiskStore> disk_;
+    struct SharedNews {
+        std::mutex mutex;
+        std::function<void()> hear;
+    };
+    std::shared_ptr<SharedNews> shared_news_ = std::make_shared<SharedNews>();
+    std::unique_ptr<SharedStore> shared_;
     std::unique_ptr<PrefixCache> prefix_;
     std::unique_ptr<Runner> runner_;
     std::unique_ptr<PromptStep> prompts_;
