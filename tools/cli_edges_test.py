@@ -3,11 +3,14 @@
 usage: cli_edges_test.py RIPTIDE
 """
 import json
+import math
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -210,6 +213,84 @@ def fallback_types():
         expect(lines[1:] == ([] if said is None else [said]), f"quantize {source} {kind} says what fell back: {lines}")
 
 
+def requantised_weights():
+    model, file, ids = work / "wide.gguf", work / "wide-q4.gguf", work / "few.json"
+    ids.write_text("[2, 100, 101, 102, 103]")
+    good("synth", model, "--shape", "laguna-tiny", "--type", "bf16", "--seed", 9)
+    good("quantize", model, file, "--type", "q4_k_m")
+    ask = ["--tokens", ids, "-n", 8, "--temperature", 0, "--json"]
+    said = cli_test.run("run", model, "--weights", "q4_k_m", *ask)
+    first, second = json.loads(good("run", file, *ask)), json.loads(said.stdout)
+    expect(first["tokens"] == second["tokens"] and first["logits_hash"] == second["logits_hash"], f"--weights is quantize: {first} {second}")
+    told = re.search(rb"--weights q4_k_m: [\d.]+ MiB \(bf16 .*\) became [\d.]+ MiB \(q4_k .*q6_k .*f32 .*\) in [\d.]+ s\n"
+                     rb"weights' relative error: q4_k (\d\.\d) %, q6_k (\d\.\d) %; riptide ppl", said.stderr)
+    expect(told is not None and 3 < float(told[1]) < 12 and float(told[2]) < 3, f"--weights says what it did: {said.stderr}")
+    for command in (["run", model, "x"], ["chat", model, "-m", "x"], ["serve", model], ["bench", model], ["ppl", model, "--text", ids],
+                    ["fit", model]):
+        bad(64, "--weights: unknown quantisation mix q9_z: expected one of f32, f16, bf16, q8_0", *command, "--weights", "q9_z")
+    bad(64, "--weights", "bench", "--random-weights", "laguna-tiny:bf16", "--weights", "q4_0")
+    kept = cli_test.run("run", file, "--weights", "q8_0", *ask)
+    expect(json.loads(kept.stdout)["logits_hash"] == first["logits_hash"] and b"the model stays as it is" in kept.stderr, f"nothing grows: {kept}")
+    for name, smaller in [(model, file), ("laguna-xs.2-bf16", "laguna-xs.2:q4_k_m")]:
+        for device in ["cpu", "cuda"]:
+            there = ["--memory", "24GiB", "--device", device, "--json"]
+            fits = [json.loads(good("fit", *what, *there))["models"][0] for what in ([name, "--weights", "q4_k_m"], [smaller])]
+            expect({**fits[0], "name": ""} == {**fits[1], "name": ""}, f"fit counts requantised sizes: {fits}")
+    (work / "list.json").write_text(json.dumps({"models": {"small": {"model": str(model), "weights": "q4_k_m"}}}))
+    with Server("--models", work / "list.json") as server:
+        body = json.dumps({"prompt": [2, 100, 101, 102, 103], "max_tokens": 8, "temperature": 0, "ignore_eos": True})
+        done = shell(f"curl -s -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:{server.port}/v1/completions")
+        expect(json.loads(done.stdout)["choices"][0]["text"] == first["text"], f"a listed model has weights of its own: {done} {first}")
+
+
+def peak_memory(*arguments):
+    """Bytes that a run had in memory at most."""
+    child = subprocess.Popen([str(riptide), *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE)
+    said = child.stderr.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    expect(status == 0, f"{arguments}: {said}")
+    return usage.ru_maxrss * 1024
+
+
+def requantised_memory():
+    """What is read of a folder in BF16 does not stay in memory while its weights become Q8_0."""
+    layers, hidden, wide, vocabulary = 12, 1024, 3072, 16384
+    folder, file, ids = work / "streamed", work / "streamed.gguf", work / "few.json"
+    folder.mkdir()
+    config = json.loads((cli_test.ROOT / "tests/fixtures/qwen3_tied/config.json").read_text())
+    config |= {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers, "head_dim": 64,
+               "num_attention_heads": 16, "num_key_value_heads": 8, "layer_types": ["full_attention"] * layers,
+               "max_window_layers": layers, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens": [vocabulary, hidden], "model.norm": [hidden]}
+    for layer in range(layers):
+        for name, shape in {"input_layernorm": [hidden], "post_attention_layernorm": [hidden], "self_attn.q_norm": [64],
+                            "self_attn.k_norm": [64], "self_attn.q_proj": [1024, hidden], "self_attn.k_proj": [512, hidden],
+                            "self_attn.v_proj": [512, hidden], "self_attn.o_proj": [hidden, 1024], "mlp.gate_proj": [wide, hidden],
+                            "mlp.up_proj": [wide, hidden], "mlp.down_proj": [hidden, wide]}.items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name + ".weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    seeded = random.Random(1)
+    block = b"".join(struct.pack("<H", seeded.choice([0x3c00, 0xbc00]) + seeded.randrange(256)) for _ in range(1 << 15))
+    with open(folder / "model.safetensors", "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for at in range(0, end, len(block)):
+            out.write(block[:end - at])
+    good("quantize", folder, file, "--type", "q8_0")
+    ask = ["--tokens", ids, "-n", 1, "--ctx", 64, "--device", "cpu", "--threads", 2]
+    small, streamed = peak_memory("run", file, *ask), peak_memory("run", folder, "--weights", "q8_0", *ask)
+    largest = max(2 * math.prod(shape) for shape in shapes.values())
+    print(f"peak memory: {small >> 20} MiB for the file in Q8_0, {streamed >> 20} MiB for {end >> 20} MiB of BF16 with --weights q8_0")
+    expect(streamed < small + largest + (100 << 20) and end > largest + (200 << 20),
+           f"--weights holds {(streamed - small) >> 20} MiB more than the file that it stands for")
+
+
 def no_template():
     model = work / "tiny.gguf"
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templat_"))
@@ -237,6 +318,8 @@ if __name__ == "__main__":
     no_tokenizer()
     drafter_as_model()
     fallback_types()
+    requantised_weights()
+    requantised_memory()
     no_template()
     token_counts()
     tls()

@@ -193,6 +193,14 @@ void MappedFile::read(int64_t offset, std::span<std::byte> to) const {
     RT_CHECK(stamp_from(status) == stamp_, ErrorKind::io, "{}: was changed while in use", path_);
 }
 
+void MappedFile::let_go(std::span<const std::byte> part) const {
+    if (data_ == nullptr || part.data() < data_ || part.data() + part.size() > data_ + size_) return;
+    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
+    const auto end = reinterpret_cast<uintptr_t>(part.data() + part.size()) / page * page;
+    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 bool MappedFile::unchanged() const {
     struct stat status = {};
     if (::fstat(fd_, &status) != 0) return false;

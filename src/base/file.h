@@ -46,6 +46,9 @@ class MappedFile {
     /// Reads bytes from `offset` on, past the map: other pages of it stay where they are. Thread-safe. Throws
     /// Error(io): they are not all there, or the file is no longer as it was opened.
     void read(int64_t offset, std::span<std::byte> to) const;
+    /// The pages that lie whole in `part` leave this process's memory; whoever reads them again gets them from the file
+    /// (or the system's cache of it). Nothing for bytes that are not of this map. Thread-safe.
+    void let_go(std::span<const std::byte> part) const;
     /// Whether its size and date are those that it was opened with. One fstat.
     bool unchanged() const;
     /// Throws Error(io) if what bytes() gave since opening may have been zeros in place of the file. One fstat.

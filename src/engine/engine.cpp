@@ -381,7 +381,10 @@ void Engine::resume() {
 
 void Engine::drain(WorkBudget* work) { impl_->drain(work); }
 
-int64_t Engine::reload(const std::string& path, WorkBudget* work) { return impl_->reload(open_checkpoint(path), work); }
+int64_t Engine::reload(const std::string& path, WorkBudget* work) {
+    const auto& open = impl_->machine.options().open_weights;
+    return impl_->reload(open ? open(path) : open_checkpoint(path), work);
+}
 int64_t Engine::reload(std::unique_ptr<Checkpoint> checkpoint, WorkBudget* work) {
     return impl_->reload(std::move(checkpoint), work);
 }

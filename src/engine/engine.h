@@ -35,6 +35,8 @@ struct EngineOptions : SessionOptions {
                                       // and chunk_rows where a layer of so many takes no longer than `slowdown` allows
     double slowdown = 0;              // how much longer a token may take while prompts are read; see above
     bool deterministic = false;       // Request::deterministic
+    /// How reload() opens a file; empty: open_checkpoint.
+    std::function<std::unique_ptr<Checkpoint>(const std::string& path)> open_weights;
 
     PromptScorer scorer;             // empty: prompts are never compressed
     CompressionOptions compression;  // where a request does not say

@@ -43,6 +43,9 @@ class Checkpoint {
     virtual void check_intact() const = 0;
     /// The files that the tensors lie in, in the order of their parts; none for what was never a file.
     virtual std::span<const MappedFile> files() const { return {}; }
+    /// What was made of the files' tensors when they were opened, as a part of the weights' name: "weights q4_k_m".
+    /// Empty: they are the files'.
+    virtual std::string_view made() const { return {}; }
     /// Bytes of all tensors.
     int64_t tensor_bytes() const;
 };

@@ -23,6 +23,7 @@ class ReplacedText final : public Checkpoint {
     const json::object& metadata() const override { return metadata_; }
     void check_intact() const override { checkpoint_->check_intact(); }
     std::span<const MappedFile> files() const override { return checkpoint_->files(); }
+    std::string_view made() const override { return checkpoint_->made(); }
 
   private:
     std::unique_ptr<Checkpoint> checkpoint_;

@@ -58,6 +58,7 @@ const Mix& find_mix(std::string_view name, bool random = true) {
     std::string lower(name);
     std::transform(lower.begin(), lower.end(), lower.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (lower == "q4_k" || lower == "q5_k") lower += "_m";
     for (const Mix& mix : kMixes)
         if (mix.name == lower) return mix;
     fail(ErrorKind::usage, "unknown quantisation mix {}: expected one of {}", name, quant_mix_names(random));
@@ -101,6 +102,8 @@ std::string quant_mix_names(bool random) {
         if (random || writable(mix)) names += (names.empty() ? "" : ", ") + std::string(mix.name);
     return names;
 }
+
+std::string_view quant_mix_name(std::string_view name) { return find_mix(name).name; }
 
 void check_mix_writable(std::string_view name) {
     RT_CHECK(writable(find_mix(name, false)), ErrorKind::usage,

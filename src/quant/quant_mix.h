@@ -14,6 +14,10 @@ namespace riptide {
 /// that only random weights can have: q2_k, q3_k, iq1_s to iq4_xs, tq1_0; mixed, which has fifteen types.
 std::string quant_mix_names(bool random = false);
 
+/// The name of that list for `name`: in lower case, and q4_k_m, q5_k_m for q4_k, q5_k (as in llama.cpp). Throws Error
+/// (usage) for an unknown one.
+std::string_view quant_mix_name(std::string_view name);
+
 /// Throws Error (usage) for a mix that only random weights can have, or an unknown one.
 void check_mix_writable(std::string_view name);
 

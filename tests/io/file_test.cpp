@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <thread>
 
@@ -26,6 +27,32 @@ TEST(MappedFile, gives_the_bytes_and_survives_moves) {
     EXPECT_TRUE(file.bytes().empty());
     target.check_intact();
     EXPECT_TRUE(MappedFile(folder.put("empty", "")).bytes().empty());
+}
+
+/// Pages of `bytes` that this process has in memory, by its own map (bit 63 of each of its words).
+int64_t resident_pages(std::span<const std::byte> bytes) {
+    const int64_t page = ::sysconf(_SC_PAGESIZE);
+    const int fd = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    std::vector<uint64_t> words(bytes.size() / static_cast<size_t>(page));
+    const auto first = static_cast<off_t>(reinterpret_cast<uintptr_t>(bytes.data()) / static_cast<uintptr_t>(page));
+    EXPECT_EQ(::pread(fd, words.data(), words.size() * 8, first * 8), static_cast<ssize_t>(words.size() * 8));
+    ::close(fd);
+    return std::count_if(words.begin(), words.end(), [](uint64_t word) { return (word >> 63) != 0; });
+}
+
+TEST(MappedFile, what_is_let_go_leaves_memory_and_reads_the_same_again) {
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    std::string text(64 * page, 'x');
+    for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 31 % 251);
+    TempFolder folder;
+    const MappedFile file(folder.put("a", text));
+    const auto read = [&] { return std::string(reinterpret_cast<const char*>(file.bytes().data()), text.size()); };
+    EXPECT_EQ(read(), text);
+    EXPECT_EQ(resident_pages(file.bytes()), 64);
+    file.let_go(file.bytes().subspan(page / 2, 8 * page));  // seven whole pages
+    EXPECT_EQ(resident_pages(file.bytes()), 57);
+    file.let_go(std::as_bytes(std::span(text)));  // not of the map
+    EXPECT_EQ(read(), text);
 }
 
 TEST(MappedFile, errors_name_the_path_and_have_a_kind) {

@@ -178,6 +178,14 @@ TEST(QuantMix, unknown_mixes_are_errors_that_name_the_known_ones) {
     EXPECT_EQ(quant_mix_file_type("q4_k_m"), 15u);
     EXPECT_EQ(quant_mix_file_type("bf16"), 32u);
     expect_names_the_known([] { quant_mix_file_type("q4_k_xl"); });
+    expect_names_the_known([] { quant_mix_name("q3"); });
+}
+
+TEST(QuantMix, a_mix_has_one_name_however_it_is_spelled) {
+    EXPECT_EQ(quant_mix_name("Q4_K"), "q4_k_m");
+    EXPECT_EQ(quant_mix_name("q5_k"), "q5_k_m");
+    EXPECT_EQ(quant_mix_name("Q5_K_S"), "q5_k_s");
+    EXPECT_EQ(quant_mix_file_type("q5_k"), 17u);
 }
 
 }  // namespace riptide

@@ -173,9 +173,9 @@ int bench_compressed(const ModelFlags& model, const ScorerFlags& flags, const Be
     wanted.scorer.score_layers = flags.layers;
     wanted.scorer.sparse.alpha = flags.alpha;
     wanted.scorer.sparse.most_blocks = flags.blocks;
-    options.scorer = open_scorer(model.random_weights.empty() ? open_model_or_demo(model.model)
-                                                              : random_checkpoint(model.random_weights, model.threads),
-                                 wanted);
+    options.scorer = open_scorer(
+        model.random_weights.empty() ? open_model(model) : random_checkpoint(model.random_weights, model.threads),
+        wanted);
     const PromptScorer scorer = options.scorer;
     Engine engine(open_any(flags.target, model.threads), options);
     const EngineInfo info = engine.info();

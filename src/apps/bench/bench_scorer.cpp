@@ -8,7 +8,6 @@
 
 #include "apps/bench/bench_compressed.h"
 #include "apps/flags/flags.h"
-#include "apps/support/demo_model.h"
 #include "apps/support/terminal.h"
 #include "apps/synth/random_checkpoint.h"
 #include "base/error.h"
@@ -23,8 +22,8 @@ struct Bench {
     Bench(const ModelFlags& model, const ScorerFlags& flags) {
         const SessionOptions options = session_options(model);
         if (options.gpu) gpu = Gpu::open(*options.gpu);
-        checkpoint = model.random_weights.empty() ? open_model_or_demo(model.model)
-                                                  : random_checkpoint(model.random_weights, model.threads);
+        checkpoint =
+            model.random_weights.empty() ? open_model(model) : random_checkpoint(model.random_weights, model.threads);
         ScorerOptions wanted;
         wanted.score_layers = flags.layers;
         wanted.sparse.alpha = flags.alpha;

@@ -328,6 +328,7 @@ void add_bench(Command& app, Action& action) {
         "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them (laguna-xs.2:bf16), without a file; "
         "TYPE also fp8");
     random->excludes(cmd->get_option("MODEL"));
+    random->excludes(cmd->get_option("--weights"));  // TYPE says it
     routing->needs(random);
     add_serve_flags(*cmd, options->serve);
     for (Flag* option : {depth, frontier, profile, random, verify, drafter, energy, plot})
@@ -335,7 +336,7 @@ void add_bench(Command& app, Action& action) {
     add_scorer_flags(*cmd, options->scorer);
     for (Flag* option : {depth, frontier, verify, drafter, energy, plot, options->serve.option})
         options->scorer.option->excludes(option);
-    for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--no-dense", "--load-seed",
+    for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--turn", "--no-dense", "--load-seed",
                              "--alpha", "--blocks", "--rows-beside", "--deterministic", "--no-prefix-cache"})
         cmd->get_option(flag)->group("");  // help is one screen
     cmd->get_option("--decode")->group("Options");

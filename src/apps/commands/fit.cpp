@@ -114,6 +114,23 @@ Fit fit_of(std::string name, const Checkpoint& checkpoint, const Place& place) {
     return out;
 }
 
+/// `checkpoint` with the sizes of --weights; of one model that has none smaller, stderr hears it.
+std::unique_ptr<Checkpoint> resized(std::unique_ptr<Checkpoint> checkpoint, const ModelFlags& flags) {
+    auto made = with_weight_sizes(std::move(checkpoint), flags);
+    if (!flags.weights.empty() && !flags.model.empty() && made->made().empty())
+        say("--weights {}: the model stays as it is: its tensors are no larger, or cannot stand beside others\n",
+            flags.weights);
+    return made;
+}
+
+/// SHAPE:TYPE with the sizes of --weights.
+std::unique_ptr<Checkpoint> shape_of(const std::string& shape, const ModelFlags& flags) {
+    RT_CHECK(flags.weights.empty() || !shape.ends_with(":fp8"), ErrorKind::usage,
+             "{} --weights {}: a shape in fp8 cannot be requantised; {}:{} has the same sizes", shape, flags.weights,
+             shape.substr(0, shape.find(':')), flags.weights);
+    return resized(checkpoint_without_values(shape), flags);
+}
+
 /// MODEL, or all that are known by a shape.
 std::vector<Fit> all_fits(const FitFlags& o, const Place& place) {
     const std::string& what = o.model.model;
@@ -121,7 +138,7 @@ std::vector<Fit> all_fits(const FitFlags& o, const Place& place) {
     const KnownModels known = known_models();
     for (const KnownModel& model : known.models) {
         if (model.shape.empty() || (!what.empty() && what != model.alias)) continue;
-        out.push_back(fit_of(model.alias, *checkpoint_without_values(model.shape), place));
+        out.push_back(fit_of(model.alias, *shape_of(model.shape, o.model), place));
     }
     if (!out.empty()) return out;
     std::error_code ec;
@@ -135,10 +152,11 @@ std::vector<Fit> all_fits(const FitFlags& o, const Place& place) {
                  "{}: no file, no alias and no shape of that name; riptide fit alone shows the aliases, riptide synth "
                  "--help the shapes",
                  what);
-        out.push_back(fit_of(what, *checkpoint_without_values(what), place));
+        out.push_back(fit_of(what, *shape_of(what, o.model), place));
         return out;
     }
     ModelFlags flags = o.model;
+    flags.weights.clear();
     if (name) {
         const auto stored = find_stored(models_folder(), *name);
         RT_CHECK(stored.has_value(), ErrorKind::no_input,
@@ -147,7 +165,7 @@ std::vector<Fit> all_fits(const FitFlags& o, const Place& place) {
                  what, what);
         flags.model = stored->path;
     }
-    out.push_back(fit_of(what, *open_model(flags), place));
+    out.push_back(fit_of(what, *resized(open_model(flags), o.model), place));
     return out;
 }
 
@@ -195,6 +213,7 @@ json::value fits_json(const std::vector<Fit>& fits, const Place& place) {
 }
 
 int fit(const FitFlags& o) {
+    check_weights(o.model);
     const Place place = find_place(o);
     const std::vector<Fit> fits = all_fits(o, place);
     if (o.as_json) tell("{}\n", json::serialize(fits_json(fits, place)));
@@ -210,6 +229,8 @@ void add_fit(Command& app, Action& action) {
     cmd->add_option(
         "MODEL", options->model.model,
         "An alias, a file, OWNER/NAME that was pulled, or SHAPE:TYPE of riptide synth; left out: all known");
+    cmd->add_option("--weights", options->model.weights,
+                    "Reckon with weights that are quantised while they are loaded, as run --weights does");
     cmd->add_option("--device", options->model.device, "auto | cpu | cuda")
         ->check(IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();

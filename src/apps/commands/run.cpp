@@ -86,7 +86,9 @@ void print_completion_json(Engine& engine, const Reply& reply, bool drafted) {
 int print_kept(const RunFlags& o) {
     RT_CHECK(o.tokens_file.empty() && !o.compress.scorer.empty(), ErrorKind::usage,
              "--show-kept needs --scorer FILE, and a text");
-    const auto checkpoint = open_model(o.model);
+    ModelFlags text_alone = o.model;
+    text_alone.weights.clear();
+    const auto checkpoint = open_model(text_alone);
     const Tokenizer tokenizer = load_tokenizer(*checkpoint);
     const CompressionOptions options = compression_options(o.compress);
     Compressor compressor(tokenizer, "", with_progress(open_scorer(o.compress, o.model)));

@@ -346,28 +346,14 @@ void add_serve(Command& app, Action& action) {
     add_engine_flags(*cmd, *options);
     add_draft_flags(*cmd, options->draft);
     add_compress_flags(*cmd, options->compress);
-    for (const char* flag : {"--portable",
-                             "--yarn-attention-factor",
-                             "--compress-above",
-                             "--compress-positions",
-                             "--repetition-penalty",
-                             "--min-p",
-                             "--chunk",
-                             "--draft-tree",
-                             "--log-content",  // told by run, ppl, chat
-                             "--models-memory",
-                             "--keep-alive",
-                             "--rows-beside",
-                             "--slowdown",
-                             "--log-format",  // told by docs/
-                             "--management-port",
-                             "--management-host",
-                             "--agent-port",
-                             "--open-metrics",
-                             "--shared-cache",
-                             "--shared-cache-key",
-                             "--shared-cache-size"})
-        cmd->get_option(flag)->group("");
+    const auto hide = [&](std::initializer_list<const char*> flags) {
+        for (const char* flag : flags) cmd->get_option(flag)->group("");
+    };
+    hide({"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
+          "--min-p", "--chunk", "--draft-tree", "--tokenizer", "--log-content"});  // told by run, ppl, chat
+    hide({"--models-memory", "--keep-alive", "--rows-beside", "--slowdown", "--log-format", "--management-port",
+          "--management-host", "--agent-port", "--open-metrics", "--shared-cache", "--shared-cache-key",
+          "--shared-cache-size"});  // told by docs/
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "
         "keys");

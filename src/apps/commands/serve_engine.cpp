@@ -1,6 +1,5 @@
 #include "apps/commands/serve_engine.h"
 
-
 #include <algorithm>
 #include <filesystem>
 
@@ -33,6 +32,7 @@ EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, in
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
     out.model.task = task_from_name(o.task);
+    out.open_weights = weights_opener(o.model);
     out.speculation = speculation_options(o.draft);
     out.compression = compression_options(o.compress);
     out.scorer = open_scorer(o.compress, o.model);
@@ -48,6 +48,7 @@ ServerFlags flags_of(const ServerFlags& o, const ListedModel& model) {
     ServerFlags out = o;
     out.model.model = model.path;
     if (!model.kv.empty()) out.model.kv = model.kv;
+    if (!model.weights.empty()) out.model.weights = model.weights;
     if (!model.task.empty()) out.task = model.task;
     if (!model.drafter.empty()) out.draft.drafter = model.drafter;
     if (!model.memory_budget.empty()) out.model.memory_budget = model.memory_budget;
@@ -58,6 +59,16 @@ ServerFlags flags_of(const ServerFlags& o, const ListedModel& model) {
     std::replace(folder.begin(), folder.end(), '/', '_');
     out.engine.disk_cache += "/" + (folder.starts_with('.') ? "_" + folder : folder);
     return out;
+}
+
+/// What the weights of a listed model take at least on the CPU; 0: that is told when it is loaded.
+int64_t least_bytes(const ListedModel& model, const ModelFlags& flags) {
+    if (flags.weights.empty()) return model.file_bytes;
+    try {
+        return with_weight_sizes(open_checkpoint(model.path), flags)->tensor_bytes();
+    } catch (const Error&) {  // what is wrong with it is told to who asks for it
+        return 0;
+    }
 }
 
 int64_t default_models_memory(const std::optional<GpuOptions>& gpu) {
@@ -90,14 +101,18 @@ server::PoolOptions several_models(const ServerFlags& o, DiskWarnings& warnings,
     std::vector<ListedModel> models = list_models(o.models, o.model.hub);
     for (const ListedModel& model : models) {
         SessionOptions options;
+        const ModelFlags flags = flags_of(o, model).model;
         try {
-            options = session_options(flags_of(o, model).model);
+            check_weights(flags);
+            options = session_options(flags);
         } catch (const Error& error) {
             throw Error(fmt::format("{}: models.{}: {}", o.models, model.name, error.what()), error.kind());
         }
         if (out.memory_bytes == 0) out.memory_bytes = default_models_memory(options.gpu);
         const int64_t budget = options.gpu ? options.gpu->memory_budget : 0;
-        out.models.push_back({model.name, !options.gpu ? model.file_bytes : budget > 0 ? budget : out.memory_bytes});
+        out.models.push_back({model.name, !options.gpu ? least_bytes(model, flags)
+                                          : budget > 0 ? budget
+                                                       : out.memory_bytes});
     }
     out.load = [&o, &warnings, &log, models = std::move(models)](const std::string& name) {
         const auto model = std::find_if(models.begin(), models.end(), [&](const auto& m) { return m.name == name; });

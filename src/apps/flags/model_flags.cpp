@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/convert/requantize.h"
 #include "apps/flags/flags.h"
 #include "apps/support/demo_model.h"
 #include "apps/support/model_store.h"
@@ -12,11 +13,13 @@
 #include "base/json.h"
 #include "io/replaced_text.h"
 #include "quant/kv_codec.h"
+#include "quant/quant_mix.h"
 
 namespace riptide::apps {
 
 namespace {
 
+constexpr int kMostThreads = 4096;
 constexpr int64_t kMaxTokenFile = int64_t{256} << 20;
 
 DType kv_type(const std::string& name) {
@@ -26,7 +29,18 @@ DType kv_type(const std::string& name) {
     return *type;
 }
 
+void check_threads(const ModelFlags& flags) {
+    RT_CHECK(flags.threads <= kMostThreads, ErrorKind::usage, "--threads {}: expected 0 to {}", flags.threads,
+             kMostThreads);
+}
+
 }  // namespace
+
+void add_weights_flag(Command& cmd, ModelFlags& flags) {
+    cmd.add_option("--weights", flags.weights,
+                   "Quantise the weights while they are loaded, as riptide quantize --type does; left out: as they are")
+        ->suggest({"q8_0", "q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q4_0"});
+}
 
 void add_model_flags(Command& cmd, ModelFlags& flags) {
     cmd.add_option("MODEL", flags.model,
@@ -34,6 +48,7 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
     cmd.add_option("--hub", flags.hub, "Where a model that is not here is fetched from, after a question")
         ->capture_default_str()
         ->group("");  // told by pull
+    add_weights_flag(cmd, flags);
     cmd.add_option("--device", flags.device, "auto (a GPU if there is one) | cpu | cuda")
         ->check(IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
@@ -41,7 +56,7 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
     cmd.add_option("--memory-budget", flags.memory_budget,
                    "GPU memory to use at most, e.g. 24GiB or 8000MB; left out: what is free");
     cmd.add_flag("--portable", flags.portable, "Use only kernels that every supported GPU can run (for tests)");
-    cmd.add_option("--threads", flags.threads, "CPU threads; 0: all")->check(Range(0, 4096))->capture_default_str();
+    cmd.add_option("--threads", flags.threads, "CPU threads; 0: all")->check(Sign::non_negative)->capture_default_str();
     cmd.add_option("--ctx", flags.context, "Context in tokens; 0: the model's, or what the GPU's memory holds")
         ->check(Sign::non_negative)
         ->capture_default_str();
@@ -82,8 +97,43 @@ void add_template_flag(Command& cmd, ModelFlags& flags) {
 }
 
 std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags) {
-    return replace_text(open_model_or_demo(resolve_model(flags.model, flags.hub)), flags.tokenizer,
+    check_threads(flags);
+    check_weights(flags);
+    return replace_text(with_weights(open_model_or_demo(resolve_model(flags.model, flags.hub)), flags), flags.tokenizer,
                         flags.chat_template);
+}
+
+void check_weights(const ModelFlags& flags) {
+    if (flags.weights.empty()) return;
+    try {
+        check_mix_writable(flags.weights);
+    } catch (const Error& error) {
+        fail(error.kind(), "--weights: {}", error.what());
+    }
+}
+
+std::unique_ptr<Checkpoint> with_weights(std::unique_ptr<Checkpoint> checkpoint, const ModelFlags& flags) {
+    if (flags.weights.empty()) return checkpoint;
+    Progress progress("quantising", "B");
+    RequantizeReport report;
+    auto made = requantize(std::move(checkpoint),
+                           {.mix = flags.weights,
+                            .threads = flags.threads,
+                            .on_progress = [&](int64_t done, int64_t total) { progress.update(done, total); }},
+                           report);
+    say("{}", Lines{describe(report)});
+    return made;
+}
+
+std::unique_ptr<Checkpoint> with_weight_sizes(std::unique_ptr<Checkpoint> checkpoint, const ModelFlags& flags) {
+    RequantizeReport report;
+    return flags.weights.empty() ? std::move(checkpoint)
+                                 : requantize(std::move(checkpoint), {.mix = flags.weights, .values = false}, report);
+}
+
+std::function<std::unique_ptr<Checkpoint>(const std::string&)> weights_opener(const ModelFlags& flags) {
+    if (flags.weights.empty()) return {};
+    return [flags](const std::string& path) { return with_weights(open_checkpoint(path), flags); };
 }
 
 void add_draft_flags(Command& cmd, DraftFlags& flags) {
@@ -143,6 +193,7 @@ bool wants_gpu(const ModelFlags& flags) {
 }
 
 SessionOptions session_options(const ModelFlags& flags) {
+    check_threads(flags);
     SessionOptions options;
     options.threads = flags.threads;
     options.context = flags.context;
@@ -184,6 +235,7 @@ std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions optio
     const SpeculationOptions speculation = std::move(options.speculation);
     static_cast<SessionOptions&>(options) = session_options(flags);
     options.speculation = speculation;
+    options.open_weights = weights_opener(flags);
     auto checkpoint = open_model(flags);
     int64_t total = 0;
     for (const TensorInfo& tensor : checkpoint->tensors()) total += static_cast<int64_t>(tensor.bytes.size());

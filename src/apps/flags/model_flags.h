@@ -1,6 +1,7 @@
 // Flags that several subcommands share, and the objects they describe.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +20,7 @@ class Command;
 
 /// MODEL and how to run it.
 struct ModelFlags {
-    std::string model, kv = "auto", device = "auto", memory_budget, decode = "chain", prefill = "bf16";
+    std::string model, weights, kv = "auto", device = "auto", memory_budget, decode = "chain", prefill = "bf16";
     std::string random_weights;  // see random_checkpoint(); empty: MODEL
     std::string random_routing = "alike";
     int threads = 0;
@@ -33,11 +34,21 @@ struct ModelFlags {
     std::string tokenizer, chat_template;  // folder and file instead of the model's own; empty: those
 };
 void add_model_flags(Command& cmd, ModelFlags& flags);
+/// --weights, which add_model_flags has too.
+void add_weights_flag(Command& cmd, ModelFlags& flags);
 /// --tokenizer, and --chat-template, for who uses them.
 void add_tokenizer_flag(Command& cmd, ModelFlags& flags);
 void add_template_flag(Command& cmd, ModelFlags& flags);
-/// MODEL (or the demo) with the tokenizer and template that the flags name. Throws Error.
+/// MODEL (or the demo) with the weights, the tokenizer and the template that the flags name. Throws Error.
 std::unique_ptr<Checkpoint> open_model(const ModelFlags& flags);
+/// Throws Error (usage) naming --weights if it is there and no mix that can be written.
+void check_weights(const ModelFlags& flags);
+/// `checkpoint` with the weights of --weights, if it is given: with a progress bar, and on stderr what that did.
+std::unique_ptr<Checkpoint> with_weights(std::unique_ptr<Checkpoint> checkpoint, const ModelFlags& flags);
+/// The same for reckoning: of other sizes, without values. Says nothing.
+std::unique_ptr<Checkpoint> with_weight_sizes(std::unique_ptr<Checkpoint> checkpoint, const ModelFlags& flags);
+/// How an engine of these flags opens other weights of its model (EngineOptions::open_weights); empty: as they are.
+std::function<std::unique_ptr<Checkpoint>(const std::string&)> weights_opener(const ModelFlags& flags);
 
 /// Who drafts tokens, and how many.
 struct DraftFlags {

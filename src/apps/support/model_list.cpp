@@ -72,13 +72,15 @@ class ListedModelReader {
     ListedModel read(const fs::path& folder, const std::string& hub) const {
         for (const auto& [key, value] : *object_)
             RT_CHECK(kKeys.contains(key), ErrorKind::usage,
-                     "{}.{}: unknown key; expected model, context, kv, kv_tokens, drafter, memory_budget or task",
+                     "{}.{}: unknown key; expected model, context, kv, kv_tokens, weights, drafter, memory_budget or "
+                     "task",
                      where_, std::string_view(key));
         ListedModel out;
         out.path = text("model");
         RT_CHECK(!out.path.empty(), ErrorKind::usage, "{}.model: missing; expected a path or a name", where_);
         out.path = resolved(out.path, folder, hub);
         out.kv = text("kv");
+        out.weights = text("weights");
         out.drafter = text("drafter");
         std::error_code ec;
         if (!out.drafter.empty() && fs::exists(folder / out.drafter, ec)) out.drafter = folder / out.drafter;
@@ -118,7 +120,7 @@ class ListedModelReader {
         return value->get_int64();
     }
 
-    inline static const std::set<std::string_view> kKeys = {"model",   "context",       "kv",  "kv_tokens",
+    inline static const std::set<std::string_view> kKeys = {"model",   "context",       "kv",  "kv_tokens", "weights",
                                                             "drafter", "memory_budget", "task"};
     std::string where_;
     const json::object* object_ = nullptr;

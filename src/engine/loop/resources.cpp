@@ -28,7 +28,7 @@ constexpr double kSpare = 0.2;
 /// fourth answer. 4 + 4 GiB (the defaults) make 1 GiB.
 constexpr int64_t kPinnedShare = 8, kMostPinnedAhead = int64_t{2} << 30;
 constexpr double kMostSlowdown = 1e6;
-/// One more with every change of kernels that changes the bits of K/V.
+/// One more with every change of kernels, or of quantisers, that changes the bits of K/V.
 constexpr int kNumerics = 3;
 
 void check_options(const EngineOptions& o) {
@@ -202,6 +202,7 @@ std::string Machine::weights_name() const {
     if (gpu_ && gpu_->options().portable) name += " portable";
     if (options_.model.prefill == PrefillKind::fp8) name += " prefill fp8";
     if (options_.one_launch) name += " decode persistent";
+    if (checkpoint_ && !checkpoint_->made().empty()) name += fmt::format(" {}", checkpoint_->made());
     if (!content_) return name;
     return name + (by_digest_ ? " sha256 " + to_hex(*content_->digest()) : " local " + content_->local_name());
 }
