@@ -138,6 +138,49 @@ def bad_files():
     bad(65, "folder", "run", folder, "--prompt", "x")
 
 
+def importance_matrices(model, ids):
+    text, matrix = work / "calibration.txt", work / "tiny.imatrix.gguf"
+    text.write_text("All work and no play makes the demo a dull model. " * 40)
+    said = good("imatrix", model, "-f", text, "-o", matrix, "--window", 64, "--windows", 3)
+    expect("over 192 tokens in 3 windows of 64" in said, f"imatrix says what it read: {said}")
+    again = work / "again.imatrix.gguf"
+    good("imatrix", model, "-f", text, "-o", again, "--window", 64, "--windows", 3, "--threads", 1, "--chunk", 7)
+    expect(matrix.read_bytes() == again.read_bytes(), "neither threads nor chunks change an importance matrix")
+    info = json.loads(good("inspect", matrix, "--json", "--tensors"))
+    shapes = {t["name"]: t["shape"] for t in info["tensors"]}
+    weights = {t["name"]: t["shape"] for t in json.loads(good("inspect", model, "--json", "--tensors"))["tensors"]}
+    for name, shape in weights.items():
+        if len(shape) < 2 or name == "token_embd.weight" or "ffn_gate_inp" in name:  # routers are copies in f32
+            continue
+        matrices = shape[0] if len(shape) == 3 else 1
+        expect(shapes.get(name + ".in_sum2") == [matrices, shape[-1]] and shapes.get(name + ".counts") == [matrices, 1],
+               f"{name} has sums of its columns: {shapes.get(name + '.in_sum2')}")
+    for kind in ["q2_k", "q3_k_m", "iq3_m", "iq4_xs", "iq2_s"]:
+        plain, weighed = work / "plain.gguf", work / "weighed.gguf"
+        good("quantize", model, plain, "--type", kind)
+        good("quantize", model, weighed, "--type", kind, "--imatrix", matrix)
+        expect(plain.read_bytes()[-100000:] != weighed.read_bytes()[-100000:], f"an importance matrix changes {kind}")
+        good("run", weighed, "--tokens", ids, "-n", 2, "--temperature", 0, "--json")
+    good("quantize", model, plain, "--type", "q2_k", "--tensor", "attn_[qk]\\.=q5_k", "--tensor", "attn_=q8_0")
+    types = {t["name"]: t["dtype"] for t in json.loads(good("inspect", plain, "--json", "--tensors"))["tensors"]}
+    expect(types["blk.1.attn_q.weight"] == "q5_k" and types["blk.1.attn_v.weight"] == "q8_0"
+           and types["blk.1.attn_norm.weight"] == "f32", f"--tensor chooses types: {types}")
+    rows = json.loads(good("ppl", model, "--text", text, "--window", 64, "--files", f"{model},{weighed}", "--json"))
+    expect([r["kv"] for r in rows] == ["tiny.gguf", "tiny.gguf", "weighed.gguf"] and rows[1]["divergence"] == 0
+           and rows[2]["divergence"] > 0, f"ppl --files compares files with the first: {rows}")
+    out = work / "x.gguf"
+    bad(64, "--tensor nothing=q4_k", "quantize", model, out, "--tensor", "nothing=q4_k")
+    bad(64, "iq1_s", "quantize", model, out, "--tensor", "attn=iq1_s")
+    bad(65, "imatrix", "quantize", model, out, "--type", "q2_k", "--imatrix", model)
+    for old, new, needle in [(b"blk.2.attn_q.weight", b"blk.2.attn_Q.weight", "blk.2.attn_Q.weight is not in the model"),
+                             (b"blk.2.attn_q.weight", b"token_embd.weight!!", "token_embd.weight!!")]:
+        other = work / "other.imatrix.gguf"
+        other.write_bytes(matrix.read_bytes().replace(old, new))
+        bad(65, needle, "quantize", model, out, "--type", "q2_k", "--imatrix", other)
+    bad(64, "--device cuda", "imatrix", model, "-f", text, "-o", out, "--device", "cuda")
+    bad(65, "expected at least one window", "imatrix", model, "-f", text, "-o", out, "--window", 100000)
+
+
 def synthetic_models():
     model = work / "tiny.gguf"
     good("synth", model, "--shape", "laguna-tiny", "--type", "q4_k_m", "--seed", 3)
@@ -182,7 +225,8 @@ def synthetic_models():
     (work / "junk.json").write_text("[1, ")
     bad(65, "junk.json", "run", model, "--tokens", work / "junk.json", "-n", 1)
     bad(64, "q9_z", "quantize", model, work / "x.gguf", "--type", "q9_z")
-    bad(64, "only random weights", "quantize", model, work / "x.gguf", "--type", "iq3_s")
+    bad(64, "only random weights", "quantize", model, work / "x.gguf", "--type", "iq3_xxs")
+    importance_matrices(model, ids)
     good("synth", work / "mixed.gguf", "--shape", "laguna-tiny", "--type", "mixed")
     expect(len(good("run", work / "mixed.gguf", "--prompt", "a", "-n", 4, "--ignore-eos")) > 0, "fifteen types in one file run")
     bad(64, "laguna-xxl", "synth", work / "x.gguf", "--shape", "laguna-xxl")

@@ -90,6 +90,10 @@ namespace {
 /// is one.
 std::vector<Tensor> products(Context& ctx, const DotKernels& kernels, std::span<const Weight* const> weights,
                              const DotInput& x, int64_t n, Tensor* residual) {
+    if (ctx.on_input) {
+        const Tensor rows(const_cast<void*>(x.f32), DType::f32, {n, x.cols});
+        for (const Weight* w : weights) ctx.on_input(*w, rows);
+    }
     std::vector<Tensor> results;
     results.reserve(weights.size());
     int64_t scratch_bytes = 0;

@@ -249,6 +249,30 @@ Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k) {
     return routing;
 }
 
+namespace {
+
+/// Shows ctx.on_input what each expert's matrices multiply: computes them once more, one expert after the other.
+void show_expert_inputs(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
+                        const SharedExpert& shared) {
+    const int64_t pairs = x.rows() * routing.top_k;
+    const auto* experts = routing.experts.row<int32_t>(0);
+    for (size_t e = 0; e < weights.gate.size(); ++e) {
+        const ArenaScope scope(*ctx.arena);
+        const int64_t count = std::count(experts, experts + pairs, static_cast<int32_t>(e));
+        if (count == 0) continue;
+        Tensor rows = ctx.alloc(DType::f32, {count, x.shape[1]});
+        int64_t next = 0;
+        for (int64_t i = 0; i < pairs; ++i)
+            if (experts[i] == static_cast<int32_t>(e))
+                std::copy_n(x.row(i / routing.top_k), x.shape[1], rows.row(next++));
+        swiglu_ffn(ctx, rows, weights.gate[e], weights.up[e], weights.down[e]);
+    }
+    const ArenaScope scope(*ctx.arena);
+    if (shared.gate != nullptr) swiglu_ffn(ctx, x, *shared.gate, *shared.up, *shared.down);
+}
+
+}  // namespace
+
 Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
                   const SharedExpert& shared) {
     RT_ASSERT(weights.gate.size() == weights.up.size() && weights.gate.size() == weights.down.size());
@@ -263,6 +287,7 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
         add(ctx, sum, swiglu_ffn(ctx, x, *shared.gate, *shared.up, *shared.down));
         return sum;
     }
+    if (ctx.on_input) show_expert_inputs(ctx, x, routing, weights, shared);
     Tensor y = ctx.alloc(DType::f32, {x.rows(), out});
     if (x.rows() == 0) return y;
     if (few_pairs(pairs)) {
@@ -313,7 +338,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     const Tensor h = rms_norm(ctx, x, norm.weight, norm.eps);
     MoeResult result;
     const int64_t n = x.rows(), pairs = n * (router.top_k + (shared.gate != nullptr ? 1 : 0));
-    if (n > 0 && !ctx.reroute && few_pairs(pairs) && !weights.gate.empty() &&
+    if (n > 0 && !ctx.reroute && !ctx.on_input && few_pairs(pairs) && !weights.gate.empty() &&
         (shared.gate == nullptr || shared.gate->rows == weights.gate[0].rows)) {
         result.logits = ctx.alloc(DType::f32, {n, router.w->rows});
         result.routing = {router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
@@ -334,6 +359,11 @@ Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Wei
     const Expert expert = {&w_gate, &w_up, &w_down};
     check_expert(expert, x.shape[1], w_gate.rows, w_down.rows);
     if (ctx.gpu != nullptr) return cuda::swiglu_ffn(ctx, x, w_gate, w_up, w_down);
+    if (ctx.on_input) {  // where the hidden rows are seen as well
+        const Weight* const pair[] = {&w_gate, &w_up};
+        const std::vector<Tensor> h = matmul_group(ctx, pair, x);
+        return matmul(ctx, w_down, swiglu(ctx, h[0], h[1]));
+    }
     Tensor y = ctx.alloc(DType::f32, {x.rows(), w_down.rows});
     if (x.rows() == 0) return y;
 

@@ -52,9 +52,10 @@ void decode_f4(const uint8_t* src, float* __restrict dst, int64_t n) {
     }
 }
 
-constexpr DType kQuantizable[] = {DType::f32,  DType::f16,  DType::bf16, DType::f8_e4m3, DType::q8_0,
-                                  DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,    DType::q4_k,
-                                  DType::q5_k, DType::q6_k, DType::tq3_0};
+constexpr DType kQuantizable[] = {DType::f32,   DType::f16,    DType::bf16,   DType::f8_e4m3, DType::q8_0,
+                                  DType::q4_0,  DType::q4_1,   DType::q5_0,   DType::q5_1,    DType::q2_k,
+                                  DType::q3_k,  DType::q4_k,   DType::q5_k,   DType::q6_k,    DType::iq2_s,
+                                  DType::iq3_s, DType::iq4_nl, DType::iq4_xs, DType::tq3_0};
 
 }  // namespace
 
@@ -112,7 +113,11 @@ std::string quantize_names() {
     return names;
 }
 
-void quantize(DType type, const float* src, void* dst, int64_t n) {
+bool heeds_importance(DType type) {
+    return can_quantize(type) && dtype_info(type).block_elements > 1 && type != DType::q8_0 && type != DType::tq3_0;
+}
+
+void quantize(DType type, const float* src, void* dst, int64_t n, const float* importance) {
     RT_CHECK(can_quantize(type), "values cannot be quantised to {}: expected one of {}", dtype_name(type),
              quantize_names());
     row_bytes(type, n);  // throws unless n is whole blocks
@@ -134,7 +139,9 @@ void quantize(DType type, const float* src, void* dst, int64_t n) {
         while (codec::all_finite(src + i, 1)) ++i;
         fail("value {} of {} is {}: {} holds only finite values", i, n, src[i], dtype_name(type));
     }
-    const bool known = codec::encode_simple(type, src, dst, n) || codec::encode_super(type, src, dst, n);
+    const bool known = codec::encode_simple(type, src, importance, dst, n) ||
+                       codec::encode_super(type, src, importance, dst, n) ||
+                       codec::encode_scaled(type, src, importance, dst, n);
     RT_ASSERT(known);
 }
 

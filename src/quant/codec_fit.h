@@ -3,13 +3,14 @@
 // Two grids: symmetric x = s q with q in [-N, N - 1] (s of either sign), and affine x = s q + low with q in [0, Q].
 // Given the codes, the best s (and low) solve a linear system; given s and low, the best codes are the nearest ones.
 // Each fit starts from several steps, since where the extreme values round decides which local minimum is found, and
-// then alternates.
+// then alternates. Errors are sums of w (x - its value on the grid)^2, w a weight of each value.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "quant/blocks.h"
 #include "quant/codec_internal.h"
 
 namespace riptide::codec {
@@ -45,54 +46,158 @@ inline HalfScale half_scale(float x) {
 }
 inline float inverse(float s) { return s != 0.0f ? 1.0f / s : 0.0f; }
 
+/// Values of a block and their weights, as the fits take them.
+template <int n>
+struct FitBlock {
+    /// A weight below this share of the block's largest counts as this share: sums of floats stay good to three digits,
+    /// and a column that no text used is still worth something.
+    static constexpr float kLeastWeight = 0x1p-13f;
+    /// More than any block type can hold; squares of larger ones would leave the range of float.
+    static constexpr float kLargest = 1e9f;
+
+    float x[n], w[n];
+
+    /// importance: a weight >= 0 of each value; nullptr, or all zero: 1.
+    FitBlock(const float* values, const float* importance) {
+        const float most = importance == nullptr ? 0.0f : max_magnitude(importance, n);
+        for (int i = 0; i < n; ++i) {
+            x[i] = values[i] > kLargest ? kLargest : values[i] < -kLargest ? -kLargest : values[i];
+            w[i] = most > 0 ? importance[i] / most : 1.0f;
+            w[i] = w[i] > kLeastWeight ? w[i] : kLeastWeight;
+        }
+    }
+};
+
+/// Sums over values x with codes q at step s.
+struct GridSums {
+    float xq = 0;     // w x q
+    float qq = 0;     // w q^2
+    float error = 0;  // w (x - s q)^2
+};
+
 // ---- symmetric
 // ----------------------------------------------------------------------------------------------------------
 
-/// Squared error of x on the grid s q, q in [-N, N - 1], n values.
+/// x on the grid s q, q in [-N, N - 1], n values.
 template <int n, int N>
-float symmetric_error(const float* x, float s) {
+GridSums symmetric_sums(const float* x, const float* w, float s) {
     const F4 inv = all4(inverse(s)), low = all4(-N), high = all4(N - 1);
-    F4 sum = all4(0);
+    F4 xq = all4(0), qq = all4(0), sum = all4(0);
     for (int i = 0; i < n; i += 4) {
-        const F4 v = load4(x + i), e = v - s * round_within4(v * inv, low, high);
-        sum += e * e;
+        const F4 v = load4(x + i), q = round_within4(v * inv, low, high), wq = load4(w + i) * q, e = v - s * q;
+        xq += v * wq;
+        qq += q * wq;
+        sum += load4(w + i) * e * e;
     }
-    return sum4(sum);
+    return {sum4(xq), sum4(qq), sum4(sum)};
 }
 
-/// The best s for the codes that 1 / inv gives. `gain` is by how much it lowers the sum of squares.
-template <int n, int N>
-float symmetric_step(const float* x, float inv, float& gain) {
-    const F4 low = all4(-N), high = all4(N - 1);
-    F4 xq = all4(0), qq = all4(0);
-    for (int i = 0; i < n; i += 4) {
-        const F4 v = load4(x + i), q = round_within4(v * inv, low, high);
-        xq += v * q;
-        qq += q * q;
-    }
-    const float a = sum4(xq), b = sum4(qq);
-    gain = b > 0 ? a * a / b : 0.0f;
-    return b > 0 ? a / b : 0.0f;
-}
-
-/// The step s of the symmetric grid for n values.
-template <int n, int N>
-float fit_symmetric(const float* x) {
+/// The value of largest magnitude.
+template <int n>
+float extreme_value(const float* x) {
     float extreme = 0;
     for (int i = 0; i < n; ++i) extreme = std::fabs(x[i]) > std::fabs(extreme) ? x[i] : extreme;
-    if (std::fabs(extreme) < kNothing) return 0.0f;
-    float best = 0, best_gain = -1;
-    const auto consider = [&](float inv) {
-        float gain;
-        const float s = symmetric_step<n, N>(x, inv, gain);
-        if (gain > best_gain) best_gain = gain, best = s;
-    };
-    for (int k = -7; k <= 7; ++k) {  // the extreme value at code -N or at N - 1, give or take, clipped or not
-        consider(-(static_cast<float>(N) + 0.125f * static_cast<float>(k)) / extreme);
-        consider((static_cast<float>(N - 1) + 0.125f * static_cast<float>(k)) / extreme);
+    return extreme;
+}
+
+/// A step of a grid, and the curvature of the error at its codes, sum w q^2.
+struct StepFit {
+    float s = 0;
+    float qq = 0;
+};
+
+/// Looks for the step s of least error: solves for s at the codes of each start, then twice at its own codes.
+/// sums(s): GridSums of the codes that are best at step s.
+template <class Sums>
+class StepSearch {
+  public:
+    explicit StepSearch(Sums sums) : sums_(sums) {}
+
+    void start(float s) {
+        const GridSums at = sums_(s);
+        const float gain = at.qq > 0 ? at.xq * at.xq / at.qq : 0.0f;  // how much the best s lowers sum w x^2
+        if (gain > gain_) gain_ = gain, best_ = {at.qq > 0 ? at.xq / at.qq : 0.0f, at.qq};
     }
-    for (int i = 0; i < 2; ++i) consider(inverse(best));
-    return best;
+    StepFit finish() {
+        for (int i = 0; i < 2; ++i) start(best_.s);
+        return best_;
+    }
+
+  private:
+    Sums sums_;
+    float gain_ = -1;
+    StepFit best_;
+};
+
+/// The step of the symmetric grid for n values.
+template <int n, int N>
+StepFit fit_symmetric(const float* x, const float* w) {
+    const float extreme = extreme_value<n>(x);
+    if (std::fabs(extreme) < kNothing) return {};
+    StepSearch search([=](float s) { return symmetric_sums<n, N>(x, w, s); });
+    for (int k = -7; k <= 7; ++k) {  // the extreme value at code -N or at N - 1, give or take, clipped or not
+        search.start(-extreme / (static_cast<float>(N) + 0.125f * static_cast<float>(k)));
+        search.start(extreme / (static_cast<float>(N - 1) + 0.125f * static_cast<float>(k)));
+    }
+    return search.finish();
+}
+
+// ---- levels of a table
+// -------------------------------------------------------------------------------------------------
+
+/// The nearest of the levels of IQ4: its place.
+class NearestIq4 {
+  public:
+    constexpr NearestIq4() {
+        for (int cell = 0; cell < kCells; ++cell) {  // [cell / 2, cell / 2 + 1/2) - 127: all edges are whole halves
+            const int twice = 2 * cell - 2 * 2 * 127 + 1;  // four times the middle
+            int best = 0;
+            for (int l = 1; l < 16; ++l)
+                if (distance(twice, l) < distance(twice, best)) best = l;
+            place_[cell] = static_cast<uint8_t>(best);
+        }
+    }
+    int operator()(float v) const {
+        v = v < -127 ? -127.0f : v;
+        v = v > 113 ? 113.0f : v;
+        return place_[static_cast<int>(2 * v + 254.0f)];
+    }
+
+  private:
+    static constexpr int kCells = 2 * (127 + 113) + 1;
+    static constexpr int distance(int four_times, int level) {
+        const int d = four_times - 4 * kIQ4Values[level];
+        return d < 0 ? -d : d;
+    }
+    uint8_t place_[kCells] = {};
+};
+inline constexpr NearestIq4 kNearestIq4;
+
+/// x on the grid s kIQ4Values[q], n values.
+template <int n>
+GridSums iq4_sums(const float* x, const float* w, float s) {
+    const float inv = inverse(s);
+    GridSums sums;
+    for (int i = 0; i < n; ++i) {
+        const auto q = static_cast<float>(kIQ4Values[kNearestIq4(x[i] * inv)]);
+        const float e = x[i] - s * q;
+        sums.xq += w[i] * x[i] * q;
+        sums.qq += w[i] * q * q;
+        sums.error += w[i] * e * e;
+    }
+    return sums;
+}
+
+template <int n>
+StepFit fit_iq4(const float* x, const float* w) {
+    const float extreme = extreme_value<n>(x);
+    if (std::fabs(extreme) < kNothing) return {};
+    StepSearch search([=](float s) { return iq4_sums<n>(x, w, s); });
+    for (int k = -5; k <= 5; ++k) {  // the extreme value at the first or the last level, give or take
+        search.start(extreme / (-127.0f + 5.0f * static_cast<float>(k)));
+        search.start(extreme / (113.0f + 5.0f * static_cast<float>(k)));
+    }
+    return search.finish();
 }
 
 // ---- affine
@@ -104,48 +209,55 @@ struct Affine {
     float low = 0;
 };
 
-/// Squared error of x on the grid s q + low, q in [0, Q].
+/// Error of x on the grid s q + low, q in [0, Q].
 template <int n, int Q>
-float affine_error(const float* x, Affine grid) {
+float affine_error(const float* x, const float* w, Affine grid) {
     const F4 inv = all4(inverse(grid.s)), zero = all4(0), high = all4(Q);
     F4 sum = all4(0);
     for (int i = 0; i < n; i += 4) {
         const F4 v = load4(x + i) - grid.low, e = v - grid.s * round_within4(v * inv, zero, high);
-        sum += e * e;
+        sum += load4(w + i) * e * e;
     }
     return sum4(sum);
 }
 
+/// Sums over all values of a fit.
+struct AffineTotals {
+    float w = 0, wx = 0, wxx = 0;
+};
+
 /// The best grid for the codes that (1 / inv, low) gives; kNegative: with low <= 0, as K types need it. Returns its
-/// squared error.
+/// error.
 template <int n, int Q, bool kNegative>
-float affine_step(const float* x, float inv, float low, float sum_x, float sum_xx, Affine& grid) {
+float affine_step(const float* x, const float* w, float inv, float low, const AffineTotals& all, Affine& grid) {
     const F4 zero = all4(0), high = all4(Q);
     F4 q1 = all4(0), q2 = all4(0), q3 = all4(0);
     for (int i = 0; i < n; i += 4) {
-        const F4 v = load4(x + i), q = round_within4((v - low) * inv, zero, high);
-        q1 += q;
-        q2 += q * q;
-        q3 += v * q;
+        const F4 v = load4(x + i), q = round_within4((v - low) * inv, zero, high), wq = load4(w + i) * q;
+        q1 += wq;
+        q2 += wq * q;
+        q3 += v * wq;
     }
-    const float sq = sum4(q1), sqq = sum4(q2), sxq = sum4(q3), count = n;
-    const float det = count * sqq - sq * sq;
+    const float sq = sum4(q1), sqq = sum4(q2), sxq = sum4(q3);
+    const float det = all.w * sqq - sq * sq;
     if (det <= 0) return INFINITY;
-    grid = {(count * sxq - sum_x * sq) / det, (sqq * sum_x - sq * sxq) / det};
+    grid = {(all.w * sxq - all.wx * sq) / det, (sqq * all.wx - sq * sxq) / det};
     if (kNegative && grid.low > 0) grid = {sxq / sqq, 0.0f};
-    return sum_xx - 2 * (grid.s * sxq + grid.low * sum_x) + grid.s * grid.s * sqq + 2 * grid.s * grid.low * sq +
-           count * grid.low * grid.low;
+    return all.wxx - 2 * (grid.s * sxq + grid.low * all.wx) + grid.s * grid.s * sqq + 2 * grid.s * grid.low * sq +
+           all.w * grid.low * grid.low;
 }
 
 /// The affine grid for n values; s >= 0.
 template <int n, int Q, bool kNegative>
-Affine fit_affine(const float* x) {
-    float low = x[0], high = x[0], sum_x = 0, sum_xx = 0;
+Affine fit_affine(const float* x, const float* w) {
+    float low = x[0], high = x[0];
+    AffineTotals all;
     for (int i = 0; i < n; ++i) {
         low = x[i] < low ? x[i] : low;
         high = x[i] > high ? x[i] : high;
-        sum_x += x[i];
-        sum_xx += x[i] * x[i];
+        all.w += w[i];
+        all.wx += w[i] * x[i];
+        all.wxx += w[i] * x[i] * x[i];
     }
     if (kNegative && low > 0) low = 0;
     if (high - low < kNothing) return {0.0f, low};
@@ -153,7 +265,7 @@ Affine fit_affine(const float* x) {
     float least = INFINITY;
     const auto consider = [&](float inv, float start) {
         Affine grid;
-        const float error = affine_step<n, Q, kNegative>(x, inv, start, sum_x, sum_xx, grid);
+        const float error = affine_step<n, Q, kNegative>(x, w, inv, start, all, grid);
         if (error < least && grid.s > 0) least = error, best = grid;
     };
     for (int k = -8; k <= 8; ++k)

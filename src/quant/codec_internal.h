@@ -14,9 +14,10 @@ bool decode_simple(DType type, const void* src, float* dst, int64_t n);  // bloc
 bool decode_super(DType type, const void* src, float* dst, int64_t n);   // blocks of 256
 bool decode_iq(DType type, const void* src, float* dst, int64_t n);      // blocks of 256 with an Int8Block
 
-/// Encoders of whole blocks of finite values, by family. False: not a type of this family.
-bool encode_simple(DType type, const float* src, void* dst, int64_t n);
-bool encode_super(DType type, const float* src, void* dst, int64_t n);
+/// Encoders of whole blocks of finite values, by family; importance as in quantize(). False: not a type of this family.
+bool encode_simple(DType type, const float* src, const float* importance, void* dst, int64_t n);  // blocks of 32
+bool encode_super(DType type, const float* src, const float* importance, void* dst, int64_t n);   // scales and minima
+bool encode_scaled(DType type, const float* src, const float* importance, void* dst, int64_t n);  // scales alone
 
 constexpr float kMaxHalf = 65504.0f;
 
@@ -51,6 +52,15 @@ inline int nearest_within(float x, float low, float high) {
 /// Four-bit codes of 32 elements as Q4_0 stores them: element j low, element j + 16 high.
 inline void pack_nibbles(const uint8_t* codes, uint8_t* qs) {
     for (int j = 0; j < 16; ++j) qs[j] = static_cast<uint8_t>((codes[j] & 15) | (codes[j + 16] & 15) << 4);
+}
+
+/// Two-bit codes of 256 elements in the order that Q2_K and Q3_K share.
+inline void pack_two_bits(const uint8_t* codes, uint8_t* qs) {
+    for (int h = 0; h < 2; ++h)
+        for (int l = 0; l < 32; ++l) {
+            const uint8_t* q = codes + 128 * h + l;
+            qs[32 * h + l] = static_cast<uint8_t>(q[0] | q[32] << 2 | q[64] << 4 | q[96] << 6);
+        }
 }
 
 /// Bit i of the little-endian word qh is bit 4 of code i.

@@ -9,8 +9,8 @@ namespace {
 
 /// Codes q + N of the symmetric grid, and its scale.
 template <int N>
-uint16_t symmetric_codes(const float* x, uint8_t* codes) {
-    const HalfScale d = half_scale(fit_symmetric<kBlock, N>(x));
+uint16_t symmetric_codes(const float* x, const float* w, uint8_t* codes) {
+    const HalfScale d = half_scale(fit_symmetric<kBlock, N>(x, w).s);
     const float inv = inverse(d.value);
     for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(nearest_within(x[i] * inv, -N, N - 1) + N);
     return d.bits;
@@ -18,8 +18,8 @@ uint16_t symmetric_codes(const float* x, uint8_t* codes) {
 
 /// Codes of the affine grid with a minimum of either sign.
 template <int Q>
-void affine_codes(const float* x, uint8_t* codes, uint16_t& d_bits, uint16_t& m_bits) {
-    const Affine grid = fit_affine<kBlock, Q, false>(x);
+void affine_codes(const float* x, const float* w, uint8_t* codes, uint16_t& d_bits, uint16_t& m_bits) {
+    const Affine grid = fit_affine<kBlock, Q, false>(x, w);
     const HalfScale d = half_scale(grid.s), m = half_scale(grid.low);
     const float inv = inverse(d.value);
     for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(nearest_within((x[i] - m.value) * inv, 0, Q));
@@ -27,32 +27,32 @@ void affine_codes(const float* x, uint8_t* codes, uint16_t& d_bits, uint16_t& m_
     m_bits = m.bits;
 }
 
-void encode(const float* x, BlockQ4_0& b) {
+void encode(const float* x, const float* w, BlockQ4_0& b) {
     uint8_t codes[kBlock];
-    b.d = symmetric_codes<8>(x, codes);
+    b.d = symmetric_codes<8>(x, w, codes);
     pack_nibbles(codes, b.qs);
 }
 
-void encode(const float* x, BlockQ5_0& b) {
+void encode(const float* x, const float* w, BlockQ5_0& b) {
     uint8_t codes[kBlock];
-    b.d = symmetric_codes<16>(x, codes);
+    b.d = symmetric_codes<16>(x, w, codes);
     pack_nibbles(codes, b.qs);
     pack_fifth_bits(codes, b.qh);
 }
 
-void encode(const float* x, BlockQ4_1& b) {
+void encode(const float* x, const float* w, BlockQ4_1& b) {
     uint8_t codes[kBlock];
     uint16_t d, m;
-    affine_codes<15>(x, codes, d, m);
+    affine_codes<15>(x, w, codes, d, m);
     b.d = d;
     b.m = m;
     pack_nibbles(codes, b.qs);
 }
 
-void encode(const float* x, BlockQ5_1& b) {
+void encode(const float* x, const float* w, BlockQ5_1& b) {
     uint8_t codes[kBlock];
     uint16_t d, m;
-    affine_codes<31>(x, codes, d, m);
+    affine_codes<31>(x, w, codes, d, m);
     b.d = d;
     b.m = m;
     pack_nibbles(codes, b.qs);
@@ -64,6 +64,15 @@ void encode(const float* x, BlockQ8_0& b) {
     const float inv = inverse(d.value);
     for (int i = 0; i < kBlock; ++i) b.qs[i] = static_cast<int8_t>(nearest_within(x[i] * inv, -127, 127));
     b.d = d.bits;
+}
+
+void encode(const float* x, const float* w, BlockIQ4NL& b) {
+    const HalfScale d = half_scale(fit_iq4<kBlock>(x, w).s);
+    const float inv = inverse(d.value);
+    uint8_t codes[kBlock];
+    for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(kNearestIq4(x[i] * inv));
+    b.d = d.bits;
+    pack_nibbles(codes, b.qs);
 }
 
 int tq3_code(float v) {
@@ -123,28 +132,38 @@ void encode(const float* x, BlockTQ3_0& b) {
 }
 
 template <class Block>
-bool encode_all(const float* src, void* dst, int64_t n) {
+bool encode_all(const float* src, const float* importance, void* dst, int64_t n) {
     auto* blocks = static_cast<Block*>(dst);
-    for (int64_t i = 0; i < n / kBlock; ++i) encode(src + i * kBlock, blocks[i]);
+    for (int64_t i = 0; i < n / kBlock; ++i) {
+        const float* x = src + i * kBlock;
+        if constexpr (requires { encode(x, blocks[i]); }) {  // no importance
+            encode(x, blocks[i]);
+        } else {
+            const FitBlock<kBlock> block(x, importance == nullptr ? nullptr : importance + i * kBlock);
+            encode(block.x, block.w, blocks[i]);
+        }
+    }
     return true;
 }
 
 }  // namespace
 
-bool encode_simple(DType type, const float* src, void* dst, int64_t n) {
+bool encode_simple(DType type, const float* src, const float* importance, void* dst, int64_t n) {
     switch (type) {
         case DType::q8_0:
-            return encode_all<BlockQ8_0>(src, dst, n);
+            return encode_all<BlockQ8_0>(src, importance, dst, n);
         case DType::q4_0:
-            return encode_all<BlockQ4_0>(src, dst, n);
+            return encode_all<BlockQ4_0>(src, importance, dst, n);
         case DType::q4_1:
-            return encode_all<BlockQ4_1>(src, dst, n);
+            return encode_all<BlockQ4_1>(src, importance, dst, n);
         case DType::q5_0:
-            return encode_all<BlockQ5_0>(src, dst, n);
+            return encode_all<BlockQ5_0>(src, importance, dst, n);
         case DType::q5_1:
-            return encode_all<BlockQ5_1>(src, dst, n);
+            return encode_all<BlockQ5_1>(src, importance, dst, n);
+        case DType::iq4_nl:
+            return encode_all<BlockIQ4NL>(src, importance, dst, n);
         case DType::tq3_0:
-            return encode_all<BlockTQ3_0>(src, dst, n);
+            return encode_all<BlockTQ3_0>(src, importance, dst, n);
         default:
             return false;
     }

@@ -110,7 +110,7 @@ void encode_blocks(DType type, const float* src, void* dst, int64_t n) {
         Block block{};
         if (!codec::all_finite(src, kBlock)) std::memcpy(&block, &kKvPoison, sizeof kKvPoison);
         else if constexpr (std::is_same_v<Block, BlockQ4_0>) encode_q4_0(src, block);
-        else codec::encode_simple(type, src, &block, kBlock);
+        else codec::encode_simple(type, src, nullptr, &block, kBlock);
         row.put(b, block);
     }
 }

@@ -15,36 +15,77 @@ namespace {
 struct Mix {
     std::string_view name;
     DType base;
-    DType head;           // of output.weight
-    DType more;           // of the sensitive tensors in some layers; == base: none
-    bool half_of_layers;  // more: true in quant_mix_more_bits layers, false in the first few
-    uint32_t file_type;   // GGUF's general.file_type
+    uint32_t file_type;        // GGUF's general.file_type
+    DType head = DType::q6_k;  // of output.weight
 };
 
 constexpr Mix kMixes[] = {
-    {"f32", DType::f32, DType::f32, DType::f32, false, 0},
-    {"f16", DType::f16, DType::f16, DType::f16, false, 1},
-    {"bf16", DType::bf16, DType::bf16, DType::bf16, false, 32},
-    {"q8_0", DType::q8_0, DType::q8_0, DType::q8_0, false, 7},
-    {"q6_k", DType::q6_k, DType::q6_k, DType::q6_k, false, 18},
-    {"q5_k_m", DType::q5_k, DType::q6_k, DType::q6_k, true, 17},
-    {"q5_k_s", DType::q5_k, DType::q6_k, DType::q5_k, false, 16},
-    {"q4_k_m", DType::q4_k, DType::q6_k, DType::q6_k, true, 15},
-    {"q4_k_s", DType::q4_k, DType::q6_k, DType::q5_k, false, 14},
-    {"q4_0", DType::q4_0, DType::q6_k, DType::q4_0, false, 2},
-    // From here on there is no quantiser: for random weights alone.
-    {"q2_k", DType::q2_k, DType::q6_k, DType::q2_k, false, 10},
-    {"q3_k", DType::q3_k, DType::q6_k, DType::q3_k, false, 11},
-    {"iq1_s", DType::iq1_s, DType::q6_k, DType::iq1_s, false, 24},
-    {"iq1_m", DType::iq1_m, DType::q6_k, DType::iq1_m, false, 31},
-    {"iq2_xxs", DType::iq2_xxs, DType::q6_k, DType::iq2_xxs, false, 19},
-    {"iq2_xs", DType::iq2_xs, DType::q6_k, DType::iq2_xs, false, 20},
-    {"iq2_s", DType::iq2_s, DType::q6_k, DType::iq2_s, false, 28},
-    {"iq3_xxs", DType::iq3_xxs, DType::q6_k, DType::iq3_xxs, false, 23},
-    {"iq3_s", DType::iq3_s, DType::q6_k, DType::iq3_s, false, 26},
-    {"iq4_xs", DType::iq4_xs, DType::q6_k, DType::iq4_xs, false, 30},
-    {"tq1_0", DType::tq1_0, DType::q6_k, DType::tq1_0, false, 36},
-    {"mixed", DType::q2_k, DType::q6_k, DType::q2_k, false, 10},
+    {"f32", DType::f32, 0, DType::f32},
+    {"f16", DType::f16, 1, DType::f16},
+    {"bf16", DType::bf16, 32, DType::bf16},
+    {"q8_0", DType::q8_0, 7, DType::q8_0},
+    {"q6_k", DType::q6_k, 18},
+    {"q5_k_m", DType::q5_k, 17},
+    {"q5_k_s", DType::q5_k, 16},
+    {"q4_k_m", DType::q4_k, 15},
+    {"q4_k_s", DType::q4_k, 14},
+    {"q4_0", DType::q4_0, 2},
+    {"iq4_nl", DType::iq4_nl, 25},
+    {"iq4_xs", DType::iq4_xs, 30},
+    {"q3_k_m", DType::q3_k, 12},
+    {"iq3_m", DType::iq3_s, 27},
+    {"iq3_s", DType::iq3_s, 26},
+    {"q2_k", DType::q2_k, 10},
+    {"iq2_s", DType::iq2_s, 28, DType::q5_k},
+    // From here on there is no quantiser, or no such file: for random weights alone.
+    {"q3_k", DType::q3_k, 11},
+    {"iq1_s", DType::iq1_s, 24},
+    {"iq1_m", DType::iq1_m, 31},
+    {"iq2_xxs", DType::iq2_xxs, 19},
+    {"iq2_xs", DType::iq2_xs, 20},
+    {"iq3_xxs", DType::iq3_xxs, 23},
+    {"tq1_0", DType::tq1_0, 36},
+    {"mixed", DType::q2_k, 10},
+};
+constexpr std::string_view kFirstRandom = "q3_k";
+
+/// Which layers.
+enum class Layers { all, first_two, first_four, first_sixteenth, first_eighth, half };
+
+/// A part of a layer that a mix gives another type than its base. The first that fits counts.
+struct Promotion {
+    std::string_view mix, part;  // ffn_down: and its _exps and _shexp
+    Layers layers;
+    DType type;
+};
+
+constexpr Promotion kPromotions[] = {
+    {"q5_k_m", "attn_v", Layers::half, DType::q6_k},
+    {"q5_k_m", "ffn_down", Layers::half, DType::q6_k},
+    {"q4_k_m", "attn_v", Layers::half, DType::q6_k},
+    {"q4_k_m", "ffn_down", Layers::half, DType::q6_k},
+    {"q4_k_s", "attn_v", Layers::first_four, DType::q5_k},
+    {"q4_k_s", "ffn_down", Layers::first_eighth, DType::q5_k},
+    {"iq4_nl", "attn_v", Layers::all, DType::q5_k},
+    {"iq4_nl", "ffn_down", Layers::first_eighth, DType::q5_k},
+    {"iq4_xs", "attn_v", Layers::all, DType::q5_k},
+    {"iq4_xs", "ffn_down", Layers::first_eighth, DType::q5_k},
+    {"q3_k_m", "attn_v", Layers::first_two, DType::q5_k},
+    {"q3_k_m", "attn_v", Layers::all, DType::q4_k},
+    {"q3_k_m", "ffn_down", Layers::first_sixteenth, DType::q5_k},
+    {"q3_k_m", "ffn_down", Layers::all, DType::q4_k},
+    {"q3_k_m", "attn_output", Layers::all, DType::q4_k},
+    {"iq3_m", "attn_v", Layers::all, DType::q4_k},
+    {"iq3_m", "ffn_down", Layers::first_eighth, DType::q4_k},
+    {"iq3_m", "attn_output", Layers::all, DType::q4_k},
+    {"iq3_s", "attn_v", Layers::all, DType::q4_k},
+    {"q2_k", "attn_v", Layers::all, DType::q4_k},
+    {"q2_k", "ffn_down", Layers::all, DType::q3_k},
+    {"q2_k", "attn_output", Layers::all, DType::q3_k},
+    {"iq2_s", "attn_v", Layers::all, DType::q4_k},
+    {"iq2_s", "ffn_down", Layers::first_eighth, DType::iq3_s},
+    {"iq2_s", "attn_output", Layers::all, DType::iq3_s},
+    {"iq2_s", "token_embd", Layers::all, DType::iq3_s},
 };
 
 /// Of `mixed`, one after the other, as files have them whose makers chose a type for each tensor.
@@ -52,7 +93,13 @@ constexpr DType kMixed[] = {DType::iq1_s,   DType::iq1_m, DType::iq2_xxs, DType:
                             DType::iq3_xxs, DType::iq3_s, DType::q2_k,    DType::q3_k,   DType::iq4_xs,
                             DType::iq4_nl,  DType::q4_k,  DType::q5_k,    DType::q6_k,   DType::q8_0};
 
-bool writable(const Mix& mix) { return can_quantize(mix.base); }
+bool writable(const Mix& mix) {
+    for (const Mix& other : kMixes) {
+        if (other.name == kFirstRandom) break;
+        if (other.name == mix.name) return true;
+    }
+    return false;
+}
 
 const Mix& find_mix(std::string_view name, bool random = true) {
     std::string lower(name);
@@ -79,8 +126,21 @@ bool stays_f32(std::string_view part, std::span<const int64_t> shape) {
            part.find("conv1d") != std::string_view::npos;
 }
 
-bool is_down(std::string_view part) {
-    return part == "ffn_down" || part == "ffn_down_exps" || part == "ffn_down_shexp";
+bool covers(Layers layers, int64_t layer, int64_t count) {
+    switch (layers) {
+        case Layers::all:
+            return true;
+        case Layers::first_two:
+            return layer < 2;
+        case Layers::first_four:
+            return layer < 4;
+        case Layers::first_sixteenth:
+            return layer < count / 16;
+        case Layers::first_eighth:
+            return layer < count / 8;
+        default:
+            return quant_mix_more_bits(layer, count);
+    }
 }
 
 DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layers, bool tied_head) {
@@ -89,9 +149,11 @@ DType choose(const Mix& mix, std::string_view part, int64_t layer, int64_t layer
         const auto first = static_cast<size_t>(std::accumulate(part.begin(), part.end(), layer + 1));
         return kMixed[first % std::size(kMixed)];
     }
-    if (layer < 0 || (part != "attn_v" && !is_down(part))) return mix.base;
-    if (mix.half_of_layers) return quant_mix_more_bits(layer, layers) ? mix.more : mix.base;
-    return layer < (is_down(part) ? layers / 8 : 4) ? mix.more : mix.base;
+    if (part == "ffn_down_exps" || part == "ffn_down_shexp") part = "ffn_down";
+    if (layer < 0 && part != "token_embd") return mix.base;
+    for (const Promotion& p : kPromotions)
+        if (p.mix == mix.name && p.part == part && covers(p.layers, layer, layers)) return p.type;
+    return mix.base;
 }
 
 }  // namespace
@@ -127,6 +189,12 @@ DType quant_mix_asks(std::string_view mix_name, std::string_view name, std::span
 DType quant_mix_fit(DType type, int64_t cols) {
     if (cols % dtype_info(type).block_elements == 0) return type;
     switch (type) {
+        case DType::q2_k:
+        case DType::q3_k:
+        case DType::iq2_s:
+        case DType::iq3_s:
+        case DType::iq4_xs:
+            return quant_mix_fit(DType::iq4_nl, cols);
         case DType::q4_k:
             return quant_mix_fit(DType::q5_0, cols);
         case DType::q5_k:

@@ -10,8 +10,9 @@
 
 namespace riptide {
 
-/// The mixes, separated by commas: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q4_0. `random`: and those
-/// that only random weights can have: q2_k, q3_k, iq1_s to iq4_xs, tq1_0; mixed, which has fifteen types.
+/// The mixes, separated by commas: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs,
+/// q3_k_m, iq3_m, iq3_s, q2_k, iq2_s. `random`: and those that only random weights can have: q3_k, iq1_s to iq3_xxs,
+/// tq1_0, all in one type; mixed, which has fifteen.
 std::string quant_mix_names(bool random = false);
 
 /// The name of that list for `name`: in lower case, and q4_k_m, q5_k_m for q4_k, q5_k (as in llama.cpp). Throws Error
@@ -28,14 +29,13 @@ bool quant_mix_more_bits(int64_t layer, int64_t layers);
 /// The type of GGUF tensor `name` of row-major `shape` under `mix` (any case). layer: its layer, or -1.
 /// tied_head: the file has no output.weight, so that token_embd.weight is the head as well and gets the head's type.
 ///   vectors, norms, routers (ffn_gate_inp), convolutions, all that is not a .weight   f32
-///   the head                                                                          q6_k in mixes below q8_0
-///   attn_v, ffn_down, ffn_down_exps, ffn_down_shexp
-///     in _m mixes, layers of quant_mix_more_bits                                      q6_k
-///     in q4_k_s, attn_v of layers 0-3 and ffn_down* of the first eighth               q5_k
-///   everything else                                                                   the type that names the mix
+///   the head                                       q6_k in mixes below q8_0, q5_k in iq2_s
+///   what kPromotions (quant_mix.cpp) lists: attn_v, ffn_down*, attn_output in all or in the first layers, or in those
+///   of quant_mix_more_bits                         as listed
+///   everything else                                the type that names the mix
 /// made to fit its rows as quant_mix_fit does.
 /// Throws Error (usage) naming the known mixes for an unknown one. Source: the rules of llama.cpp's quantize tool, as
-/// found in the published Q4_K_M files of Laguna.
+/// found in the published Q4_K_M files of Laguna; below four bits those for models with grouped queries.
 DType quant_mix_type(std::string_view mix, std::string_view name, std::span<const int64_t> shape, int64_t layer,
                      int64_t layers, bool tied_head = false);
 
@@ -44,7 +44,7 @@ DType quant_mix_asks(std::string_view mix, std::string_view name, std::span<cons
                      int64_t layers, bool tied_head = false);
 
 /// `type` if rows of `cols` values are whole blocks of it. Rows that are not whole super-blocks of 256: q4_k -> q5_0,
-/// q5_k -> q5_1, q6_k -> q8_0; not whole blocks of 32: f16.
+/// q5_k -> q5_1, q6_k -> q8_0, smaller ones -> iq4_nl; not whole blocks of 32: f16.
 DType quant_mix_fit(DType type, int64_t cols);
 
 /// The value of GGUF's general.file_type for a mix. Throws like quant_mix_type.

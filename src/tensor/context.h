@@ -86,6 +86,9 @@ struct Context {
     /// Told by the ops that models call before they do anything, and with an empty name when a step has ended. Steps
     /// then run kernel by kernel. For measuring.
     std::function<void(const OpCost&)> on_op = {};
+    /// On the CPU: shown the rows, f32 [n, cols], that matrix w is about to multiply, on the thread that runs forward;
+    /// an expert's are those that use it. Feed-forward layers then go expert by expert and take longer; bits stay.
+    std::function<void(const Weight& w, const Tensor& rows)> on_input = {};
     std::vector<RopeTable> rope_tables;  // the last ones made: layers take turns with two ropes
 
     /// A fresh, uninitialised arena tensor.

@@ -212,6 +212,48 @@ TEST(MoeSwiglu, equals_the_composition_bit_for_bit) {
     }
 }
 
+TEST(MoeSwiglu, shows_what_each_matrix_multiplies_and_keeps_its_bits) {
+    if (test_gpu() != nullptr) GTEST_SKIP() << "on_input sees the CPU";
+    const int64_t k = 3, hidden = 64, width = 96;
+    const SmallExperts experts({DType::q8_0}, {DType::q5_0}, 7, hidden, width);
+    const RandomWeight gate({DType::q8_0}, 32, hidden, 11), up({DType::q8_0}, 32, hidden, 12),
+        down({DType::q8_0}, hidden, 32, 13);
+    for (const int64_t n : {2, 40}) {
+        OpContext op;
+        const ops::ExpertWeights weights = experts.placed(op);
+        const ChosenExperts chosen(random_experts(n, k, 7, 5), k, 10);
+        const Tensor x = op.tensor(test::random_rows(n, hidden, 9), {n, hidden});
+        const ops::SharedExpert shared{&gate.w, &up.w, &down.w};
+        const std::vector<float> quiet = values_of(ops::moe_swiglu(op.ctx, x, chosen.routing(op), weights, shared));
+        std::map<const void*, std::vector<float>> seen;
+        op.ctx.on_input = [&](const Weight& w, const Tensor& rows) {
+            EXPECT_EQ(rows.shape[1], w.cols);
+            EXPECT_TRUE(seen.emplace(w.data, values_of(rows)).second) << "shown twice";
+        };
+        expect_same_bits(values_of(ops::moe_swiglu(op.ctx, x, chosen.routing(op), weights, shared)), quiet, "y");
+        op.ctx.on_input = nullptr;
+        size_t used = 3;
+        EXPECT_EQ(seen[gate.w.data], values_of(x));
+        EXPECT_EQ(seen[down.w.data].size(), static_cast<size_t>(n * 32));
+        for (size_t e = 0; e < 7; ++e) {
+            std::vector<float> rows;
+            for (int64_t i = 0; i < n * k; ++i)
+                if (chosen.experts[static_cast<size_t>(i)] == static_cast<int32_t>(e))
+                    rows.insert(rows.end(), x.row(i / k), x.row(i / k) + hidden);
+            if (rows.empty()) continue;
+            used += 3;
+            EXPECT_EQ(seen[weights.gate[e].data], rows);
+            EXPECT_EQ(seen[weights.up[e].data], rows);
+            const Tensor input(rows.data(), DType::f32, {std::ssize(rows) / hidden, hidden});
+            expect_same_bits(seen[weights.down[e].data],
+                             values_of(ops::swiglu(op.ctx, ops::matmul(op.ctx, weights.gate[e], input),
+                                                   ops::matmul(op.ctx, weights.up[e], input))),
+                             "hidden rows");
+        }
+        EXPECT_EQ(seen.size(), used);
+    }
+}
+
 TEST(MoeSwiglu, is_within_the_derived_bound) {
     const int64_t n = 5, k = 3;
     for (const MoeCase& c : kMoeCases)

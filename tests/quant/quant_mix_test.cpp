@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "quant/codec.h"
 
 namespace riptide {
 
@@ -144,20 +145,68 @@ void expect_names_the_known(void (*ask)()) {
     }
 }
 
+TEST(QuantMix, small_mixes_keep_more_of_what_counts) {
+    const std::vector<int64_t> shape = {1024, 2048};
+    const auto expect = [&](const char* mix, const char* part, int64_t layer, DType type) {
+        EXPECT_EQ(type_of(mix, "blk." + std::to_string(layer) + "." + part + ".weight", shape, layer), type)
+            << mix << " " << part << " " << layer;
+    };
+    expect("q2_k", "attn_q", 0, DType::q2_k);
+    expect("q2_k", "attn_v", 39, DType::q4_k);
+    expect("q2_k", "ffn_down_exps", 39, DType::q3_k);
+    expect("q2_k", "attn_output", 0, DType::q3_k);
+    expect("q3_k_m", "attn_v", 1, DType::q5_k);
+    expect("q3_k_m", "attn_v", 2, DType::q4_k);
+    expect("q3_k_m", "ffn_down", 1, DType::q5_k);
+    expect("q3_k_m", "ffn_down", 2, DType::q4_k);
+    expect("q3_k_m", "ffn_up", 0, DType::q3_k);
+    expect("iq4_xs", "attn_v", 39, DType::q5_k);
+    expect("iq4_xs", "ffn_down_shexp", 4, DType::q5_k);
+    expect("iq4_xs", "ffn_down_shexp", 5, DType::iq4_xs);
+    expect("iq4_nl", "attn_k", 0, DType::iq4_nl);
+    expect("iq3_s", "attn_output", 0, DType::iq3_s);
+    expect("iq3_m", "attn_output", 0, DType::q4_k);
+    expect("iq3_m", "ffn_gate", 0, DType::iq3_s);
+    expect("iq2_s", "ffn_down", 4, DType::iq3_s);
+    expect("iq2_s", "ffn_down", 5, DType::iq2_s);
+    EXPECT_EQ(type_of("iq2_s", "token_embd.weight", shape, -1), DType::iq3_s);
+    EXPECT_EQ(type_of("iq2_s", "output.weight", shape, -1), DType::q5_k);
+    EXPECT_EQ(type_of("q2_k", "output.weight", shape, -1), DType::q6_k);
+    EXPECT_EQ(type_of("q2_k", "token_embd.weight", shape, -1), DType::q2_k);
+}
+
+TEST(QuantMix, every_writable_mix_has_quantisers_for_all_its_types) {
+    const std::string names = quant_mix_names() + ",";
+    for (size_t at = 0, end; (end = names.find(',', at)) != std::string::npos; at = end + 2) {
+        const std::string mix = names.substr(at, end - at);
+        EXPECT_NO_THROW(check_mix_writable(mix)) << mix;
+        for (const int64_t cols : {2048, 96, 100})
+            for (int64_t layer = 0; layer < 40; ++layer)
+                for (const char* part : {"attn_q", "attn_v", "attn_output", "ffn_down", "ffn_up_exps", "token_embd"})
+                    EXPECT_TRUE(can_quantize(quant_mix_type(mix, std::string("blk.0.") + part + ".weight",
+                                                            std::vector<int64_t>{8, cols}, layer, 40)))
+                        << mix << " " << part << " " << layer;
+    }
+}
+
 TEST(QuantMix, random_weights_have_mixes_that_nobody_quantises) {
     const std::vector<int64_t> shape = {1024, 2048};
-    EXPECT_EQ(type_of("iq3_s", "blk.7.attn_v.weight", shape, 7), DType::iq3_s);
-    EXPECT_EQ(type_of("q2_k", "output.weight", shape, -1), DType::q6_k);
+    EXPECT_EQ(type_of("iq3_xxs", "blk.7.attn_v.weight", shape, 7), DType::iq3_xxs);
+    EXPECT_EQ(type_of("q3_k", "output.weight", shape, -1), DType::q6_k);
     std::set<DType> types;
     for (int64_t layer = 0; layer < 40; ++layer)
         for (const char* part : {"attn_q", "ffn_down_exps"})
             types.insert(type_of("mixed", "blk." + std::to_string(layer) + "." + part + ".weight", shape, layer));
     EXPECT_EQ(types.size(), 15u);
     EXPECT_EQ(type_of("mixed", "blk.1.ffn_gate_inp.weight", {256, 2048}, 1), DType::f32);
-    EXPECT_EQ(quant_mix_names().find("iq3_s"), std::string::npos);
-    EXPECT_NE(quant_mix_names(true).find("iq3_s"), std::string::npos);
+    EXPECT_EQ(quant_mix_names().find("iq3_xxs"), std::string::npos);
+    EXPECT_NE(quant_mix_names(true).find("iq3_xxs"), std::string::npos);
     EXPECT_NO_THROW(check_mix_writable("Q4_K_M"));
-    expect_names_the_known([] { check_mix_writable("iq3_s"); });
+    for (const char* mix : {"iq3_xxs", "mixed", "q3_k"}) {
+        SCOPED_TRACE(mix);
+        EXPECT_THROW(check_mix_writable(mix), Error);
+    }
+    expect_names_the_known([] { check_mix_writable("iq3_xxs"); });
 }
 
 TEST(QuantMix, rows_that_do_not_divide_fall_back) {
@@ -165,6 +214,8 @@ TEST(QuantMix, rows_that_do_not_divide_fall_back) {
     EXPECT_EQ(type_of("q4_k_m", name, {64, 96}, 6), DType::q5_0);
     EXPECT_EQ(type_of("q5_k_m", name, {64, 96}, 6), DType::q5_1);
     EXPECT_EQ(type_of("q6_k", name, {64, 96}, 6), DType::q8_0);
+    for (const char* mix : {"q2_k", "q3_k_m", "iq2_s", "iq3_s", "iq4_xs"})
+        EXPECT_EQ(type_of(mix, name, {64, 96}, 6), DType::iq4_nl);
     for (const char* mix : {"q4_k_m", "q5_k_m", "q6_k", "q8_0", "q4_0"})
         EXPECT_EQ(type_of(mix, name, {64, 100}, 6), DType::f16);
     EXPECT_EQ(type_of("bf16", name, {64, 100}, 6), DType::bf16);

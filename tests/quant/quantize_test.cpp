@@ -14,8 +14,9 @@ namespace riptide {
 
 namespace {
 
-const std::vector<DType> kBlockTypes = {DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
-                                        DType::q4_k, DType::q5_k, DType::q6_k, DType::tq3_0};
+const std::vector<DType> kBlockTypes = {DType::q8_0,  DType::q4_0,  DType::q4_1,   DType::q5_0,   DType::q5_1,
+                                        DType::q2_k,  DType::q3_k,  DType::q4_k,   DType::q5_k,   DType::q6_k,
+                                        DType::iq2_s, DType::iq3_s, DType::iq4_nl, DType::iq4_xs, DType::tq3_0};
 
 std::vector<uint8_t> encode(DType type, const std::vector<float>& values) {
     const auto n = static_cast<int64_t>(values.size());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "apps/support/ask.h"
 #include "apps/support/terminal.h"
@@ -62,7 +63,7 @@ void score_row(std::span<const float> row, int32_t next, bool filling, Reference
 }
 
 Scored score(Session& session, std::span<const std::vector<int32_t>> pieces, bool filling, Reference& reference,
-             const std::string& kv) {
+             const std::string& what) {
     Scored sum;
     int64_t total = 0, done = 0;
     for (const auto& piece : pieces) total += std::ssize(piece);
@@ -70,7 +71,7 @@ Scored score(Session& session, std::span<const std::vector<int32_t>> pieces, boo
     RT_CHECK(total * vocab * 4 <= kMaxLogits, ErrorKind::usage,
              "the logits of {} tokens and {} entries of the vocabulary take {}, more than {}: give a shorter text",
              total, vocab, human_bytes(total * vocab * 4), human_bytes(kMaxLogits));
-    Progress progress("scoring, K/V " + kv, "tok");
+    Progress progress("scoring, " + what, "tok");
     for (const std::vector<int32_t>& piece : pieces) {
         session.score(
             piece,
@@ -104,6 +105,20 @@ int64_t count_found(const ModelFlags& flags, std::span<const Needle> needles) {
     return found;
 }
 
+/// All but what was measured.
+KvQuality quality_of(const Scored& sum) {
+    const auto n = static_cast<double>(sum.tokens);
+    const double more = sum.more / n, variance = std::max(0.0, sum.more_squared / n - more * more);
+    KvQuality row;
+    row.tokens = sum.tokens;
+    row.perplexity = std::exp(sum.loss / n);
+    row.loss = more;
+    row.loss_error = std::sqrt(variance / n);
+    row.divergence = sum.divergence / n;
+    row.agreement = static_cast<double>(sum.agree) / n;
+    return row;
+}
+
 KvQuality measure_kv_type(ModelFlags flags, const std::string& kv, std::span<const std::vector<int32_t>> pieces,
                           std::span<const Needle> needles, bool filling, Reference& reference) {
     flags.kv = kv;
@@ -116,21 +131,36 @@ KvQuality measure_kv_type(ModelFlags flags, const std::string& kv, std::span<con
         bytes += static_cast<double>(row_bytes(o.k_dtype, spec.head_dim) + row_bytes(o.v_dtype, spec.head_dim));
         values += 2 * static_cast<double>(spec.head_dim);
     }
-    const Scored sum = score(*session, pieces, filling, reference, kv);
+    const Scored sum = score(*session, pieces, filling, reference, "K/V " + kv);
     session.reset();  // there may not be memory for two
     const int64_t found = count_found(flags, needles);
     RT_CHECK(!interrupted(), ErrorKind::io, "interrupted while measuring K/V in {}", kv);
-    const auto n = static_cast<double>(sum.tokens);
-    const double more = sum.more / n, variance = std::max(0.0, sum.more_squared / n - more * more);
-    return {.kv = flags.prefill == "bf16" ? kv : kv + ", prefill " + flags.prefill,
-            .bits = 8 * bytes / values,
-            .tokens = sum.tokens,
-            .perplexity = std::exp(sum.loss / n),
-            .loss = more,
-            .loss_error = std::sqrt(variance / n),
-            .divergence = sum.divergence / n,
-            .agreement = static_cast<double>(sum.agree) / n,
-            .found = found};
+    KvQuality row = quality_of(sum);
+    row.kv = flags.prefill == "bf16" ? kv : kv + ", prefill " + flags.prefill;
+    row.bits = 8 * bytes / values;
+    row.found = found;
+    return row;
+}
+
+KvQuality measure_file(const ModelFlags& flags, std::span<const std::vector<int32_t>> pieces, bool filling,
+                       Reference& reference) {
+    const auto session = open_session(flags);
+    double bits = 0, weights = 0;
+    for (const TensorInfo& tensor : session->checkpoint().tensors()) {
+        double count = 1;
+        for (const int64_t extent : tensor.shape) count *= static_cast<double>(extent);
+        bits += 8 * static_cast<double>(tensor.bytes.size());
+        weights += count;
+    }
+    const auto vocab = static_cast<size_t>(session->model().info().vocab_size);
+    RT_CHECK(filling || reference.logits.size() == reference.normaliser.size() * vocab,
+             "{}: a vocabulary of {}, expected {} as in the model that it is compared with", flags.model, vocab,
+             reference.logits.size() / reference.normaliser.size());
+    KvQuality row = quality_of(score(*session, pieces, filling, reference, flags.model));
+    RT_CHECK(!interrupted(), ErrorKind::io, "interrupted while measuring {}", flags.model);
+    row.kv = flags.model.empty() ? "demo" : std::filesystem::path(flags.model).filename().string();
+    row.bits = bits / weights;
+    return row;
 }
 
 }  // namespace
@@ -162,6 +192,28 @@ std::vector<KvQuality> measure_kv_quality(ModelFlags flags, std::span<const std:
         if (kv != kReference || flags.prefill != "bf16")
             rows.push_back(measure_kv_type(flags, kv, pieces, needles, false, reference));
     return rows;
+}
+
+std::vector<KvQuality> measure_files(const ModelFlags& flags, std::span<const std::vector<int32_t>> pieces,
+                                     const std::vector<std::string>& files) {
+    Reference reference;
+    std::vector<KvQuality> rows = {measure_file(flags, pieces, true, reference)};
+    for (const std::string& file : files) {
+        ModelFlags other = flags;
+        other.model = file;
+        rows.push_back(measure_file(other, pieces, false, reference));
+    }
+    return rows;
+}
+
+std::string files_markdown(std::span<const KvQuality> rows) {
+    std::string text =
+        "| file | bits a weight | perplexity | loss, nats a token | KL, nats a token | same first choice |\n"
+        "|---|---:|---:|---:|---:|---:|\n";
+    for (const KvQuality& row : rows)
+        text += fmt::format("| {} | {:.2f} | {:.4f} | {:+.5f} ± {:.5f} | {:.6f} | {:.2f} % |\n", row.kv, row.bits,
+                            row.perplexity, row.loss, row.loss_error, row.divergence, 100 * row.agreement);
+    return text;
 }
 
 std::string markdown(std::span<const KvQuality> rows, int64_t needles) {

@@ -1,5 +1,5 @@
-// What storing K/V in a smaller type costs a model: perplexity, distance of the distributions, facts found in long
-// texts.
+// What storing K/V or weights in a smaller type costs a model: perplexity, distance of the distributions, facts found
+// in long texts.
 #pragma once
 
 #include <boost/json.hpp>
@@ -23,8 +23,8 @@ struct Needle {
 std::vector<Needle> read_needles(const std::string& path);
 
 struct KvQuality {
-    std::string kv;      // "f16", "q8_0/q4_0"
-    double bits = 0;     // a stored value takes, K and V together
+    std::string kv;      // "f16", "q8_0/q4_0"; of measure_files: the file
+    double bits = 0;     // a stored value takes, K and V together; of measure_files: a weight
     int64_t tokens = 0;  // predicted
     double perplexity = 0;
     double loss = 0;        // nats a token more than the reference
@@ -42,6 +42,13 @@ struct KvQuality {
 /// vocabulary. Throws Error if interrupted.
 std::vector<KvQuality> measure_kv_quality(ModelFlags flags, std::span<const std::vector<int32_t>> pieces,
                                           std::span<const Needle> needles, const std::vector<std::string>& types);
+
+/// The model of `flags`, which is the reference, and behind it the same model in other files, each with K/V as the
+/// flags say. Nothing is found in them. Throws Error if one has another vocabulary.
+std::vector<KvQuality> measure_files(const ModelFlags& flags, std::span<const std::vector<int32_t>> pieces,
+                                     const std::vector<std::string>& files);
+/// Their Markdown table.
+std::string files_markdown(std::span<const KvQuality> rows);
 
 /// A Markdown table, and a sentence that names the cheapest type that is not measurably worse.
 std::string markdown(std::span<const KvQuality> rows, int64_t needles);

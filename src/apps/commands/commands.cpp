@@ -77,6 +77,7 @@ int run_command(int argc, const char* const* argv) {
     add_tokenize(app, action);
     add_template(app, action);
     add_quantize(app, action);
+    add_imatrix(app, action);
     add_synth(app, action);
     add_trace(app, action);
     add_completion(app, action);

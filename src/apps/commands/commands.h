@@ -17,6 +17,7 @@ void add_inspect(Command& app, Action& action);
 void add_tokenize(Command& app, Action& action);
 void add_template(Command& app, Action& action);
 void add_quantize(Command& app, Action& action);
+void add_imatrix(Command& app, Action& action);
 void add_synth(Command& app, Action& action);
 void add_bench(Command& app, Action& action);
 void add_kernels(Command& app, Action& action);

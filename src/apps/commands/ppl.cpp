@@ -21,7 +21,7 @@ namespace {
 struct PplFlags {
     ModelFlags model;
     std::string file, needles;
-    std::vector<std::string> kv_types;
+    std::vector<std::string> kv_types, files;
     int64_t window = 2048;
     bool as_json = false;
 };
@@ -76,16 +76,21 @@ std::vector<std::vector<int32_t>> windows(const PplFlags& o, const Tokenizer& to
     return pieces;
 }
 
-/// The table of K/V types.
-int compare_kv_types(const PplFlags& o) {
+/// The table of K/V types, or of files.
+int compare(const PplFlags& o) {
     const std::vector<Needle> needles = o.needles.empty() ? std::vector<Needle>() : read_needles(o.needles);
     std::vector<std::vector<int32_t>> pieces;
     {
         const auto session = open_session(o.model);
         pieces = windows(o, load_tokenizer(session->checkpoint()), session->context_length());
     }
-    const std::vector<KvQuality> rows = measure_kv_quality(o.model, pieces, needles, o.kv_types);
+    const bool files = !o.files.empty();
+    const std::vector<KvQuality> rows =
+        files ? measure_files(o.model, pieces, o.files) : measure_kv_quality(o.model, pieces, needles, o.kv_types);
     if (o.as_json) tell("{}\n", json::serialize(to_json(rows)));
+    else if (files)
+        tell("{} tokens in {} windows of at most {}, against the first\n\n{}", rows.front().tokens, pieces.size(),
+             pieces.front().size(), Lines{files_markdown(rows)});
     else
         tell("{} tokens in {} windows of at most {}; needles: {}\n\n{}", rows.front().tokens, pieces.size(),
              pieces.front().size(), needles.size(), Lines{markdown(rows, std::ssize(needles))});
@@ -95,7 +100,7 @@ int compare_kv_types(const PplFlags& o) {
 int ppl(const PplFlags& o) {
     catch_interrupts();
     RT_CHECK(o.needles.empty() || !o.kv_types.empty(), ErrorKind::usage, "--needles needs --kv-types");
-    if (!o.kv_types.empty()) return compare_kv_types(o);
+    if (!o.kv_types.empty() || !o.files.empty()) return compare(o);
     const auto session = open_session(o.model);
     const auto pieces = windows(o, load_tokenizer(session->checkpoint()), session->context_length());
     Sum sum;
@@ -131,11 +136,16 @@ void add_ppl(Command& app, Action& action) {
     cmd->add_option("--window", options->window, "Tokens in a window; each window starts afresh")
         ->check(Sign::positive)
         ->capture_default_str();
-    cmd->add_option(
-           "--kv-types", options->kv_types,
-           "Compare these K/V types with f16 in a Markdown table: perplexity, KL, needles; with --prefill fp8: "
-           "they with it, f16 without")
-        ->delimiter(',');
+    Flag* const kv_types =
+        cmd->add_option(
+               "--kv-types", options->kv_types,
+               "Compare these K/V types with f16 in a Markdown table: perplexity, KL, needles; with --prefill fp8: "
+               "they with it, f16 without")
+            ->delimiter(',');
+    cmd->add_option("--files", options->files,
+                    "Compare these files with MODEL in a Markdown table: perplexity, KL of each token's distribution")
+        ->delimiter(',')
+        ->excludes(kv_types);
     cmd->add_option("--needles", options->needles,
                     "With --kv-types: JSON array of {prompt, answer}; an answer counts if the greedy text contains it");
     cmd->add_flag("--json", options->as_json, "Print JSON");

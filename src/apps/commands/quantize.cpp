@@ -3,15 +3,21 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "apps/commands/commands.h"
 #include "apps/convert/quantize_jobs.h"
+#include "apps/convert/tensor_rules.h"
 #include "apps/flags/flags.h"
 #include "apps/support/terminal.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
 #include "engine/prompt/generation_defaults.h"
+#include "io/importance_matrix.h"
+#include "quant/codec.h"
 #include "quant/quant_mix.h"
 
 namespace riptide::apps {
@@ -19,7 +25,8 @@ namespace riptide::apps {
 namespace {
 
 struct QuantizeFlags {
-    std::string in, out, type = "q4_k_m", name;
+    std::string in, out, type = "q4_k_m", name, imatrix;
+    std::vector<std::string> rules;
     int threads = 0;
 };
 
@@ -46,15 +53,60 @@ void print_fallbacks(const std::vector<QuantizeJob>& jobs, const std::string& mi
     if (all > 0) tell("{} of {} tensors in other types than {} asks for: {}\n", all, jobs.size(), mix, reasons);
 }
 
+/// The types that --tensor asks for. Vectors, norms, routers and convolutions stay as they are.
+void apply_rules(std::vector<QuantizeJob>& jobs, TensorRules& rules) {
+    for (QuantizeJob& job : jobs) {
+        const LayoutTensor& t = job.tensor;
+        if (!job.bytes.empty() || quant_mix_asks("q8_0", t.name, t.shape, t.layer, 0) == DType::f32) continue;
+        if (const std::optional<DType> type = rules.find(t.name)) {
+            job.asked = *type;
+            job.dtype = quant_mix_fit(*type, t.shape.back());
+        }
+    }
+    rules.check_all_used();
+}
+
+/// Gives the jobs what `path` says of their columns, and the file the keys that tell of it.
+void apply_importance(std::vector<QuantizeJob>& jobs, const std::string& path, GgufWriter& writer) {
+    const ImportanceMatrix matrix = read_importance(path);
+    std::set<std::string_view> names;
+    for (const QuantizeJob& job : jobs) names.insert(job.tensor.name);
+    for (const auto& [name, entry] : matrix.entries)
+        RT_CHECK(names.contains(name), "{}: {} is not in the model: an importance matrix of another one", path, name);
+    int64_t used = 0, unreached = 0;
+    for (QuantizeJob& job : jobs) {
+        const std::vector<int64_t>& shape = job.tensor.shape;
+        if (!heeds_importance(job.dtype) || shape.size() < 2) continue;
+        const std::string& name = job.tensor.name;
+        if (!matrix.entries.contains(name)) {  // other programs leave the head out, and an embedding multiplies nothing
+            RT_CHECK(name == "token_embd.weight" || name == "output.weight",
+                     "{}: {} is missing among {} matrices: an importance matrix of another model", path, name,
+                     matrix.entries.size());
+            continue;
+        }
+        job.importance = mean_squares(matrix, path, name, shape.size() == 3 ? shape[0] : 1, shape.back(), unreached);
+        ++used;
+    }
+    writer.set_string("quantize.imatrix.file", std::filesystem::path(path).filename().string());
+    if (!matrix.datasets.empty()) writer.set_string("quantize.imatrix.dataset", matrix.datasets.front());
+    writer.set_i32("quantize.imatrix.entries_count", static_cast<int32_t>(matrix.entries.size()));
+    writer.set_i32("quantize.imatrix.chunks_count", static_cast<int32_t>(matrix.chunk_count));
+    tell("{}: columns of {} tensors weighed{}\n", path, used,
+         unreached == 0 ? "" : fmt::format("; all alike in {} experts that its text did not reach", unreached));
+}
+
 int quantize_file(const QuantizeFlags& options) {
     check_mix_writable(options.type);  // such a mix is an error before anything is opened
+    TensorRules rules(options.rules);
     const auto checkpoint = open_checkpoint(options.in);
     RT_CHECK(!std::filesystem::exists(options.out) || !std::filesystem::equivalent(options.in, options.out),
              ErrorKind::usage, "{}: input and output are the same file", options.out);
     catch_interrupts();
     GgufWriter writer(options.out);
     write_quantized_metadata(*checkpoint, options.type, options.name, writer);
-    const std::vector<QuantizeJob> jobs = quantize_jobs(*checkpoint, options.type);
+    std::vector<QuantizeJob> jobs = quantize_jobs(*checkpoint, options.type);
+    apply_rules(jobs, rules);
+    if (!options.imatrix.empty()) apply_importance(jobs, options.imatrix, writer);
     for (const QuantizeJob& job : jobs) writer.add_tensor(job.tensor.name, job.dtype, job.tensor.shape);
     ThreadPool threads(options.threads);
     Progress progress("quantising", "B");
@@ -84,11 +136,19 @@ void add_quantize(Command& app, Action& action) {
     cmd->add_option("IN", options->in, "Safetensors folder or GGUF file")->required();
     cmd->add_option("OUT", options->out, "GGUF file to write")->required();
     cmd->add_option("--type", options->type, "Quantisation mix: " + quant_mix_names())->capture_default_str();
+    cmd->add_option(
+        "--imatrix", options->imatrix,
+        "Importance matrix (riptide imatrix, or llama.cpp's): errors in columns with large inputs count more");
+    cmd->add_option("--tensor", options->rules,
+                    "REGEX=TYPE: tensors whose names it is found in get this type; several: the first that fits")
+        ->allow_extra_args(false);
     cmd->add_option("--name", options->name, "general.name of the output; default: the folder's name");
     cmd->add_option("--threads", options->threads, "Threads; 0: all")->capture_default_str();
     cmd->footer(
         "Examples:\n  riptide quantize ./Laguna-XS.2 laguna-q4_k_m.gguf --type q4_k_m\n"
         "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0\n"
+        "  riptide quantize laguna-bf16.gguf laguna-iq3_m.gguf --type iq3_m --imatrix laguna.imatrix.gguf\n"
+        "  riptide quantize laguna-bf16.gguf mine.gguf --type q2_k --tensor 'attn_[qk]=q4_k' --tensor _shexp=q6_k\n"
         "  riptide quantize ./Qwen3.5-27B qwen3.5-27b-q4_k_m.gguf --type q4_k_m    the text model\n"
         "  riptide quantize ./Laguna-XS.2-speculator.dflash drafter-q8_0.gguf --type q8_0    a DFlash drafter");
     cmd->callback([options, &action] { action = [options] { return quantize_file(*options); }; });

@@ -26,9 +26,10 @@ bool unchanged_rows(const Weight& source, const QuantizeJob& job) {
     return source.dtype == job.dtype && job.columns.empty() && source.scales == nullptr && source.scale == 1.0f;
 }
 
-/// Rows [first, first + count) of a matrix in the wanted type. Unchanged bytes where the type stays.
-void convert_rows(const Weight& source, const QuantizeJob& job, int64_t first, int64_t count, std::byte* out,
-                  ThreadPool& threads, QuantizeLoss* loss) {
+/// Rows [first, first + count) of a matrix in the wanted type; before it come `before` rows of other parts. Unchanged
+/// bytes where the type stays.
+void convert_rows(const Weight& source, const QuantizeJob& job, int64_t before, int64_t first, int64_t count,
+                  std::byte* out, ThreadPool& threads, QuantizeLoss* loss) {
     const DType dtype = job.dtype;
     const int64_t cols = source.cols, bytes = row_bytes(dtype, cols);
     const bool same = unchanged_rows(source, job);
@@ -44,7 +45,7 @@ void convert_rows(const Weight& source, const QuantizeJob& job, int64_t first, i
             dequantize_row(source, first + r, row.data());
             for (size_t c = 0; c < ordered.size(); ++c) ordered[c] = row[static_cast<size_t>(job.columns[c])];
             const std::vector<float>& values = ordered.empty() ? row : ordered;
-            quantize(dtype, values.data(), out + r * bytes, cols);
+            quantize(dtype, values.data(), out + r * bytes, cols, job.importance_of(before + first + r));
             if (loss == nullptr) continue;
             dequantize(dtype, out + r * bytes, made.data(), cols);
             for (size_t c = 0; c < made.size(); ++c) {
@@ -195,6 +196,12 @@ int64_t QuantizeJob::made_bytes() const {
     return sum;
 }
 
+const float* QuantizeJob::importance_of(int64_t r) const {
+    if (importance.empty()) return nullptr;
+    const std::vector<int64_t>& shape = tensor.shape;
+    return importance.data() + r / shape[shape.size() - 2] * shape.back();
+}
+
 std::vector<QuantizeJob> quantize_jobs(const Checkpoint& checkpoint, const std::string& mix) {
     if (checkpoint.format() == Checkpoint::Format::gguf) return jobs_from_gguf(checkpoint, mix);
     return is_dflash(checkpoint) ? jobs_from_drafter(checkpoint, mix) : jobs_from_safetensors(checkpoint, mix);
@@ -228,17 +235,19 @@ void run_quantize_job(const QuantizeJob& job, const Checkpoint& checkpoint, Thre
         quantize(job.dtype, job.vector.data(), piece.data(), std::ssize(job.vector));
         return take(piece);
     }
+    int64_t before = 0;
     for (const Weight& part : job.parts) {
         const int64_t bytes = row_bytes(job.dtype, part.cols),
                       step = std::max<int64_t>(1, kConvertedPieceBytes / bytes);
         for (int64_t first = 0; first < part.rows; first += step) {
             const int64_t count = std::min(step, part.rows - first);
             piece.resize(static_cast<size_t>(count * bytes));
-            convert_rows(part, job, first, count, piece.data(), threads, loss);
+            convert_rows(part, job, before, first, count, piece.data(), threads, loss);
             take(piece);
             let_go(checkpoint, part, first, count);
             if (interrupted()) fail(ErrorKind::io, "interrupted at tensor {}", job.tensor.name);
         }
+        before += part.rows;
     }
 }
 

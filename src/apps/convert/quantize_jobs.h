@@ -21,13 +21,16 @@ struct QuantizeJob {
     LayoutTensor tensor;
     DType asked = DType::f32;  // by the mix; dtype is another where rows do not fit, or precision counts
     DType dtype = DType::f32;
-    std::vector<Weight> parts;     // experts in order, or one matrix; views of the checkpoint
-    std::vector<float> vector;     // instead of parts
-    std::vector<std::byte> bytes;  // instead of both: as they are
-    std::vector<int64_t> columns;  // of parts: the column that each comes from; empty: as they are
+    std::vector<Weight> parts;      // experts in order, or one matrix; views of the checkpoint
+    std::vector<float> vector;      // instead of parts
+    std::vector<std::byte> bytes;   // instead of both: as they are
+    std::vector<int64_t> columns;   // of parts: the column that each comes from; empty: as they are
+    std::vector<float> importance;  // of the columns as they go out, [matrices, cols]; empty: all alike
 
     /// Of the tensor that is made.
     int64_t made_bytes() const;
+    /// Of row r of all parts; null: none.
+    const float* importance_of(int64_t r) const;
 };
 
 /// The tensors of `checkpoint` (safetensors or GGUF, a model or a DFlash drafter) as a GGUF of `mix` has them, in its
