@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=build/cpu/riptide model=models/demo/laguna-demo.gguf windows=32 work=""
-mixes="q2_k iq2_s q3_k_m iq3_s iq3_m iq4_xs iq4_nl q4_k_s q4_k_m"
+mixes="q2_k iq2_s q3_k_m iq3_s iq3_m iq4_xs iq4_nl q4_k_s"
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2 ;; --model) model=$2 ;; --windows) windows=$2 ;; --mixes) mixes=${2//,/ } ;; --work) work=$2 ;;

@@ -177,6 +177,11 @@ def importance_matrices(model, ids):
         other = work / "other.imatrix.gguf"
         other.write_bytes(matrix.read_bytes().replace(old, new))
         bad(65, needle, "quantize", model, out, "--type", "q2_k", "--imatrix", other)
+    good("quantize", model, plain, "--type", "f32")
+    data = bytearray(plain.read_bytes())
+    data[len(data) // 2:len(data) // 2 + 64] = b"\xff" * 64
+    plain.write_bytes(data)
+    bad(65, ".weight, row ", "quantize", plain, out, "--type", "q2_k")
     bad(64, "--device cuda", "imatrix", model, "-f", text, "-o", out, "--device", "cuda")
     bad(65, "expected at least one window", "imatrix", model, "-f", text, "-o", out, "--window", 100000)
 

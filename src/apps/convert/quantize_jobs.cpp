@@ -45,7 +45,11 @@ void convert_rows(const Weight& source, const QuantizeJob& job, int64_t before, 
             dequantize_row(source, first + r, row.data());
             for (size_t c = 0; c < ordered.size(); ++c) ordered[c] = row[static_cast<size_t>(job.columns[c])];
             const std::vector<float>& values = ordered.empty() ? row : ordered;
-            quantize(dtype, values.data(), out + r * bytes, cols, job.importance_of(before + first + r));
+            try {
+                quantize(dtype, values.data(), out + r * bytes, cols, job.importance_of(before + first + r));
+            } catch (const Error& error) {
+                fail(error.kind(), "{}, row {}: {}", job.tensor.name, before + first + r, error.what());
+            }
             if (loss == nullptr) continue;
             dequantize(dtype, out + r * bytes, made.data(), cols);
             for (size_t c = 0; c < made.size(); ++c) {
