@@ -29,7 +29,7 @@ PARTS = {
     "ops/cuda": ["device", "kv", "linear", "attention", "gated_delta", "moe", "sampling", "scoring", "speculation", "megakernel"],
     "ops/cuda/linear": ["shared", "gemv", "skinny", "gemm"],
     "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "loop", "session"],
-    "server": ["openapi", "http", "page", "api"],
+    "server": ["openapi", "http", "traces", "page", "api"],
     "apps": ["support", "convert", "synth", "flags", "chat", "ab", "niah", "bench", "commands"],
 }
 # Parts that include nothing of each other: back ends (contracts, with the choice of a back end in their *.cpp, are what

@@ -2,6 +2,7 @@
 """The commands round a server: launch, ps, doctor, completion, systemd's protocol. usage: serve_test.py RIPTIDE.
 Agents are fakes on PATH; nothing leaves loopback.
 """
+import http.server
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 
@@ -436,6 +438,69 @@ def several_models():
     expect(refused.returncode == 64 and "need --models" in refused.stderr, f"--keep-alive alone: {refused.stderr}")
 
 
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes spans; at /hangs/v1/traces it takes them and never answers."""
+    taken, over = [], threading.Event()
+
+    def do_POST(self):
+        self.taken.append((self.path, dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
+        if self.path.startswith("/hangs"):
+            self.over.wait(60)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def traces():
+    """Flag and standard variables; what arrives is JSON of OTLP."""
+    collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    collector.daemon_threads = True
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{collector.server_port}"
+    question = {"prompt": "12 plus 30 is", "max_tokens": 3, "temperature": 0}
+    named = {"OTEL_SERVICE_NAME": "left", "OTEL_RESOURCE_ATTRIBUTES": "service.name=right,zone=a%20b", "OTEL_EXPORTER_OTLP_HEADERS": "x-key=a%3Db"}
+    cases = [(["--otlp-endpoint", url], {}, "/v1/traces", {"service.name": "riptide"}),
+             (["--otlp-endpoint", url + "/all/"], named, "/all/v1/traces", {"service.name": "left", "zone": "a b"}),
+             ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": url + "/env"}, "/env/v1/traces", {}),
+             ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url + "/as/it/is"}, "/as/it/is", {}),
+             (["--otlp-endpoint", url], {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}, None, {}),
+             ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SDK_DISABLED": "true"}, None, {})]
+    for arguments, env, path, resource in cases:
+        Collector.taken.clear()
+        port = free_port()
+        server = start_server(port, *arguments, env=env)
+        post(port, "/v1/completions", question)
+        stop(server)  # which sends what waits
+        expect([p for p, *_ in Collector.taken] == ([path] if path else []), f"{arguments} {env}: {[p for p, *_ in Collector.taken]}")
+        for _, headers, body in Collector.taken:
+            spans = json.loads(body)["resourceSpans"][0]
+            found = {a["key"]: a["value"]["stringValue"] for a in spans["resource"]["attributes"]}
+            expect(found.items() >= resource.items() and "service.version" in found, f"{env}: {found}")
+            names = [s["name"] for s in spans["scopeSpans"][0]["spans"]]
+            expect(names == ["text_completion laguna-demo", "riptide.queue", "riptide.prefill", "riptide.decode"], f"spans: {names}")
+            expect(headers.get("x-key") == ("a=b" if env == named else None), f"headers: {headers}")
+    port = free_port()
+    server = start_server(port, "--otlp-endpoint", url + "/hangs")
+    post(port, "/v1/completions", question)
+    begun = time.monotonic()
+    stop(server)
+    expect(time.monotonic() - begun < 5, f"a collector that hangs holds up the end for {time.monotonic() - begun:.1f} s")
+    Collector.over.set()
+    collector.shutdown()
+    for arguments, env, said in [(["--otlp-endpoint", "localhost:4318"], {}, "--otlp-endpoint: no address of HTTP"),
+                                 ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": "grpc://h"}, "OTEL_EXPORTER_OTLP_ENDPOINT: no address"),
+                                 (["--otlp-endpoint", url], {"OTEL_TRACES_SAMPLER": "some"}, "OTEL_TRACES_SAMPLER=some: expected"),
+                                 (["--otlp-endpoint", url], {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "2"}, "OTEL_TRACES_SAMPLER_ARG=2"),
+                                 (["--otlp-endpoint", url], {"OTEL_EXPORTER_OTLP_HEADERS": "a=b%0Ac"}, "OTEL_EXPORTER_OTLP_HEADERS: a name or value"),
+                                 (["--otlp-endpoint", url], {"OTEL_RESOURCE_ATTRIBUTES": "a"}, "OTEL_RESOURCE_ATTRIBUTES: part 1"),
+                                 (["--otlp-endpoint", url], {"OTEL_BSP_SCHEDULE_DELAY": "soon"}, "OTEL_BSP_SCHEDULE_DELAY=soon")]:
+        refused = run("serve", "--port", free_port(), *arguments, env=env)
+        expect(refused.returncode == 64 and said in refused.stderr, f"{arguments} {env}: {refused.stderr}")
+
+
 def completion():
     for shell in ["bash", "zsh", "fish"]:
         text = run("completion", shell).stdout
@@ -453,7 +518,7 @@ def completion():
     expect("-l device -x -a 'auto cpu cuda'" in fish and "-l drafter -r -a 'ngram demo'" in fish, "fish knows values")
 
 
-for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, completion]:
+for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, traces, completion]:
     try:
         part()
     except Exception as error:

@@ -50,6 +50,7 @@ struct PrefixMatch {
     int64_t cached = 0;         // tokens restored; a prompt's last token is always computed again
     int64_t known = 0;          // leading tokens whose pages are held; the newest checkpoint inside them gives `cached`
     int32_t pages_to_load = 0;  // pages that attach takes from the pool for state in lower tiers
+    bool loaded = false;        // attach has restored state from a lower tier
     Rest rest = Rest::nothing;
     int64_t first_difference = -1;  // differs, evicted: index of the token,
     int32_t message = -1;           // the message that it is in (message_ends.size(): after the last),

@@ -26,6 +26,7 @@ PrefixMatch PrefixCache::attach(const PrefixRequest& request, SequenceState& seq
         }
         if (loaded == Loaded::done) {
             match.cached = best.length;
+            match.loaded = best.checkpoint == nullptr;
             break;
         }
         best = plan(request, loaded == Loaded::lost && attempts < 100);

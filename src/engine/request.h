@@ -115,6 +115,7 @@ struct Usage {
 struct Timings {  // seconds
     double queue = 0, prefill = 0, decode = 0;
     double scoring = 0;  // before `queue`: until a prompt that is compressed has been scored
+    double fetch = 0;    // of `prefill`, its beginning: the host waited for a lower tier of the prefix cache; 0: for none
 };
 /// The answer is complete.
 struct Done {

@@ -257,10 +257,14 @@ EngineFacts total_of(const std::vector<EngineFacts>& engines) {
 }
 
 std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections,
-                          const std::string& model) const {
+                          const TraceCounts& traces, const std::string& model) const {
     std::string out;
     single(out, "riptide_ready", "1 once requests can be answered", "gauge", ready ? 1 : 0);
     single(out, "riptide_connections", "Open connections", "gauge", connections);
+    single(out, "riptide_trace_spans_sent_total", "Spans of traces that the collector has taken", "counter",
+           traces.sent);
+    single(out, "riptide_trace_spans_dropped_total", "Spans that it did not take, or that found the queue full",
+           "counter", traces.dropped);
     EngineFamilies families(out, engines);
     const auto drafts = [](const EngineFacts& engine) { return !engine.draft_slots.empty(); };
     if (!engines.empty()) engine_part(families, std::any_of(engines.begin(), engines.end(), drafts));

@@ -12,6 +12,7 @@
 
 #include "engine/engine.h"
 #include "server/model_pool.h"
+#include "server/traces/traces.h"
 
 namespace riptide::server {
 
@@ -43,7 +44,7 @@ class Metrics {
     /// The whole page: of what is loaded (`engines`), and of all together under the names of vLLM, with one series each
     /// (`model`: what its label says).
     std::string page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections,
-                     const std::string& model) const;
+                     const TraceCounts& traces, const std::string& model) const;
 
   private:
     struct Histogram {

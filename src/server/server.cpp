@@ -48,6 +48,7 @@ struct Server::Impl {
           watchers({}, options.management_host, {}),
           responses(options.stored_bytes),
           log(options.log),
+          traces(options.traces),
           pool(options.several.models.empty() ? nullptr : std::make_unique<ModelPool>(options.several, make_served())),
           http(http_options(options), handlers(Port::serving)) {
         if (options.management_port)
@@ -80,6 +81,7 @@ struct Server::Impl {
     std::optional<HttpReply> pass(const HttpRequest& request, const Known& known, Port port);
     Outcome handle(HttpRequest& request, const ReplyFacts* early);
     Outcome dispatch(HttpRequest& request, const Known& known, const ReplyFacts* early);
+    void trace(const HttpRequest& request, const Known& known, int status);
     ApiContext context(const ModelLease& model, const HttpRequest& request, const Known& known, WorkBudget& work) {
         return {.model = model,
                 .engine = *model->engine,
@@ -88,6 +90,8 @@ struct Server::Impl {
                 .metrics = metrics,
                 .responses = responses,
                 .live = live,
+                .traces = traces,
+                .trace = trace_of(traces, request, known.method, known.label),
                 .log = log,
                 .isolation = access.isolation(request),
                 .session = session_in_headers(request),
@@ -137,6 +141,7 @@ struct Server::Impl {
     ResponseStore responses;
     LiveRequests live;
     RequestLog log;
+    Traces traces;
     ServedModel loaded;  // nobody reads it before `only` points there
     std::atomic<const ServedModel*> only = nullptr;
     std::unique_ptr<ModelPool> pool;  // of several; null: there is only one
@@ -214,7 +219,7 @@ std::vector<EngineFacts> Server::Impl::engines() {
 
 HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     if (known.route == Route::metrics)
-        return {200, metrics.page(ready(), engines(), http.connections(), default_model()),
+        return {200, metrics.page(ready(), engines(), http.connections(), traces.counts(), default_model()),
                 "text/plain; version=0.0.4; charset=utf-8"};
     if (known.route == Route::openapi) return {200, std::string(openapi_text())};
     if (known.route == Route::version) return get_version();
@@ -333,7 +338,19 @@ Outcome Server::Impl::handle(HttpRequest& request, const ReplyFacts* early) {
     if (std::holds_alternative<std::shared_ptr<LaterReply>>(outcome)) return outcome;
     const auto* reply = std::get_if<HttpReply>(&outcome);
     metrics.replied(known.label, reply != nullptr ? reply->status : 200);
+    if (reply != nullptr) trace(request, known, reply->status);
     return outcome;
+}
+
+/// Of a request that was answered without the engine, or refused. Those that the door answers are not traced.
+void Server::Impl::trace(const HttpRequest& request, const Known& known, int status) {
+    std::optional<TracedRequest> traced = trace_of(traces, request, known.method, known.label);
+    if (!traced) return;
+    traced->ended = std::chrono::steady_clock::now();
+    traced->status = status;
+    traced->failed = status >= 500;
+    if (status >= 400) traced->error = std::to_string(status);
+    traces.add(std::move(*traced));
 }
 
 Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const ReplyFacts* early) {

@@ -12,6 +12,7 @@
 #include "server/http/server.h"
 #include "server/model_pool.h"
 #include "server/request_log.h"
+#include "server/traces/traces.h"
 
 namespace riptide::server {
 
@@ -27,6 +28,7 @@ struct ServerOptions {
     SamplingChoice sampling;                   // the command line's: comes before what the model's makers say
     int64_t stored_bytes = int64_t{64} << 20;  // of responses that later requests may refer to; in memory only
     LogOptions log;
+    TraceOptions traces;
     McpServers mcp;  // whose tools the page may use
     /// A port of its own for who watches the server: GETs that generate and change nothing, without a key or TLS.
     std::optional<int64_t> management_port;  // none: there is none; 0: any that is free

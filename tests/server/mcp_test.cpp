@@ -1,81 +1,16 @@
 // The way to servers of the Model Context Protocol: what passes, what does not, and that nobody else waits for it.
-#include <atomic>
-#include <boost/beast/http/write.hpp>
-#include <list>
-#include <mutex>
-#include <sstream>
-
 #include "server/api/mcp.h"
-#include "tests/server/http_client.h"
+#include "tests/server/fake_server.h"
 
 namespace riptide::testing {
 namespace {
 
-/// Answers each connection with the same bytes, and keeps what it was asked.
-class FakeMcp {
+class FakeMcp : public FakeServer {
   public:
-    /// Empty: it hangs. `times`: how often the reply is sent.
-    explicit FakeMcp(std::string reply, int times = 1) : reply_(std::move(reply)), times_(times) {
-        thread_ = std::thread([this] { accept(); });
-    }
-    ~FakeMcp() {
-        over_ = true;
-        Client(port()).close();
-        thread_.join();
-    }
-    FakeMcp(const FakeMcp&) = delete;
-    FakeMcp& operator=(const FakeMcp&) = delete;
-
-    int port() const { return acceptor_.local_endpoint().port(); }
+    /// Empty: it hangs.
+    explicit FakeMcp(const std::string& reply, int times = 1) : FakeServer({reply}, times) {}
     std::string url() const { return "http://127.0.0.1:" + std::to_string(port()) + "/mcp?at=1"; }
-    int asked() const { return asked_; }
-    std::string last() {
-        const std::lock_guard lock(mutex_);
-        return last_;
-    }
-
-  private:
-    using tcp = boost::asio::ip::tcp;
-
-    void accept() {
-        std::list<tcp::socket> open;
-        while (!over_) {
-            open.emplace_back(io_);
-            acceptor_.accept(open.back());
-            if (!over_) answer(open.back());
-            if (!reply_.empty()) open.pop_back();
-        }
-    }
-    void answer(tcp::socket& socket) {
-        boost::beast::flat_buffer buffer;
-        http::request_parser<http::string_body> parser;
-        boost::beast::error_code ec;
-        http::read(socket, buffer, parser, ec);
-        {
-            std::ostringstream text;
-            text << parser.get().base() << parser.get().body();
-            const std::lock_guard lock(mutex_);
-            last_ = text.str();
-        }
-        ++asked_;
-        for (int i = 0; i < times_ && !ec && !reply_.empty(); ++i)
-            boost::asio::write(socket, boost::asio::buffer(reply_), ec);
-    }
-
-    boost::asio::io_context io_;
-    tcp::acceptor acceptor_{io_, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0)};
-    const std::string reply_;
-    const int times_;
-    std::atomic<bool> over_ = false;
-    std::atomic<int> asked_ = 0;
-    std::mutex mutex_;
-    std::string last_;
-    std::thread thread_;
 };
-
-std::string reply_of(const std::string& head, const std::string& body = "") {
-    return "HTTP/1.1 " + head + "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
-}
 
 const std::string kJson = "Content-Type: application/json\r\n";
 const std::string kPing = R"({"jsonrpc":"2.0","id":1,"method":"ping"})";

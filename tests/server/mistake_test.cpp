@@ -18,6 +18,7 @@ class ServerMistakes : public ServerTest {
         server::Metrics metrics;
         server::ResponseStore responses(1 << 20);
         server::LiveRequests live;
+        server::Traces traces({});
         const server::RequestLog log({[&](const std::string& line) { lines.push_back(line); }, false, false});
         const auto handle = [&](server::HttpRequest&& request) -> server::Outcome {
             server::PendingReply reply;
@@ -43,6 +44,8 @@ class ServerMistakes : public ServerTest {
                                          .metrics = metrics,
                                          .responses = responses,
                                          .live = live,
+                                         .traces = traces,
+                                         .trace = {},
                                          .log = log,
                                          .isolation = "",
                                          .session = "",
@@ -62,7 +65,7 @@ class ServerMistakes : public ServerTest {
                                          .error_body = [](const auto&, int, const std::string& text) { return text; }});
             answer = Client(http.port()).ask("POST", "/x", "{}");
         }
-        page = metrics.page(true, {}, 0, "x");
+        page = metrics.page(true, {}, 0, {}, "x");
         EXPECT_TRUE(live.list("").empty());
         return answer;
     }

@@ -12,6 +12,7 @@
 #include "apps/flags/compress_flags.h"
 #include "apps/flags/flags.h"
 #include "apps/flags/model_flags.h"
+#include "apps/flags/trace_flags.h"
 #include "apps/support/demo_model.h"
 #include "apps/support/log_writer.h"
 #include "apps/support/model_list.h"
@@ -69,6 +70,7 @@ server::ServerOptions server_options(const ServerFlags& o, LogWriter& log) {
         "--host {} lets other machines in: give --api-key-file FILE, or --allow-no-auth if everybody may ask",
         out.http.host);
     out.page = !o.no_page;
+    out.traces = trace_options(o.otlp_endpoint);
     for (const std::string& server : o.mcp) out.mcp.add(server);
     RT_CHECK(o.models.empty() || (o.model.model.empty() && out.model.empty()), ErrorKind::usage,
              "--models {} has the models and their names: leave out {}", o.models,
@@ -203,6 +205,8 @@ int serve(ServerFlags o) {
     if (options.management_port) log.write(management_line(options, server.management_port()));
     if (options.agent_port)
         log.write(fmt::format("agent   {} port {}, for HAProxy", options.management_host, server.agent_port()));
+    if (const auto& collector = options.traces.url)
+        log.write(fmt::format("traces  to {}{}", collector->authority, collector->target));
     if (o.models.empty()) {
         engine = open_server_engine(o, warnings, log);
         server.serve(*engine);
@@ -275,6 +279,8 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--agent-port", o.server.agent_port, "One there for HAProxy's agent checks; 0: any that is free")
         ->check(Range(0, 65535));
     cmd.add_flag("--open-metrics", o.server.open_metrics, "/metrics needs no key");
+    cmd.add_option("--otlp-endpoint", o.otlp_endpoint,
+                   "Send traces to this collector, e.g. http://127.0.0.1:4318 (docs/fleet.md)");
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 
@@ -353,7 +359,7 @@ void add_serve(Command& app, Action& action) {
           "--min-p", "--chunk", "--draft-tree", "--tokenizer", "--log-content"});  // told by run, ppl, chat
     hide({"--models-memory", "--keep-alive", "--rows-beside", "--slowdown", "--log-format", "--management-port",
           "--management-host", "--agent-port", "--open-metrics", "--shared-cache", "--shared-cache-key",
-          "--shared-cache-size"});  // told by docs/
+          "--shared-cache-size", "--otlp-endpoint"});  // told by docs/
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "
         "keys");

@@ -23,7 +23,7 @@ struct ServerFlags {
     EngineOptions engine;
     server::ServerOptions server;
     std::vector<std::string> mcp;  // NAME=URL
-    std::string key_file, reasoning = "auto", log_format = "text", template_kwargs, task = "auto";
+    std::string key_file, reasoning = "auto", log_format = "text", template_kwargs, task = "auto", otlp_endpoint;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64, cache_shared_gib = 256, inflight_mib = 0;
     int grace_seconds = 30;
     std::string models;             // of several; empty: there is one

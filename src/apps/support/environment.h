@@ -1,4 +1,4 @@
-// What the machine says about itself: systemd's socket, folders, programs. Never options of ours.
+// What the machine says about itself: systemd's socket, folders, programs, where traces go. Never options of ours.
 #pragma once
 
 #include <string>

@@ -194,7 +194,7 @@ void Answer::close(int64_t now_us, int64_t version) {
     done.usage = usage;
     const int64_t start = start_us < 0 ? now_us : start_us, first = first_us < 0 ? now_us : first_us;
     done.timings = {seconds(job_->submitted_us + job_->scoring_us, start), seconds(start, first),
-                    seconds(first, now_us), seconds(0, job_->scoring_us)};
+                    seconds(first, now_us), seconds(0, job_->scoring_us), seconds(0, fetch_us)};
     done.compression = job_->compression;
     done.cache_note = cache_note;
     done.version = version;

@@ -139,6 +139,7 @@ class Answer {
     std::optional<Failed> failure;
     Usage usage;
     std::string cache_note;
+    int64_t fetch_us = 0;                  // Timings::fetch
     int64_t start_us = -1, first_us = -1;  // of the first step, of the first token
     uint64_t cached_at = 0;                // when cached_tokens was looked up
     int64_t cached_tokens = 0;

@@ -234,6 +234,7 @@ void EngineLoop::restore(Answer& answer, SequenceState& state) {
         ++cache_changes_;
         if (!first) return;
         answer.usage.cached = match.cached;
+        if (match.loaded) answer.fetch_us = now_us() - answer.start_us;
         answer.cache_note = match.why();
         stats_.cached_tokens += match.cached;
     });

@@ -8,12 +8,14 @@
 #include "server/api/generation_request.h"
 #include "server/api/live_requests.h"
 #include "server/api/reply_parts.h"
+#include "server/api/request_trace.h"
 #include "server/api/responses/response_session.h"
 #include "server/api/responses/responses_request.h"
 #include "server/api/routes.h"
 #include "server/http/message.h"
 #include "server/metrics.h"
 #include "server/model_pool.h"
+#include "server/random_id.h"
 #include "server/server.h"
 
 namespace riptide::server {
@@ -27,6 +29,8 @@ struct ApiContext {
     Metrics& metrics;
     ResponseStore& responses;
     LiveRequests& live;
+    Traces& traces;
+    std::optional<TracedRequest> trace;  // nullopt: it is not traced
     const RequestLog& log;
     std::string isolation;    // Request::isolation
     std::string session;      // from headers; may be empty
@@ -111,8 +115,6 @@ std::string_view query_value(std::string_view query, std::string_view key);
 /// ApiError(404) for a name that is none of `known`.
 ApiError unknown_model(std::string_view name, const std::string& known);
 
-/// `prefix` and 24 random hexadecimal digits.
-std::string random_id(std::string_view prefix);
 /// What a reply of this request says of itself.
 ReplyFacts facts_of(const ApiContext& ctx, std::string_view id_prefix);
 /// The defaults, with a seed of the request's own: a client that wants the same answer again says which.

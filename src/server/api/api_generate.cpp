@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
-#include <random>
 
 #include "base/json.h"
 #include "server/api/anthropic/anthropic_reply.h"
@@ -21,15 +20,6 @@ namespace {
 
 constexpr std::string_view kChatId = "chatcmpl-", kCompletionId = "cmpl-", kResponseId = "resp_", kMessageId = "msg_",
                            kOllamaId = "ollama-";
-
-uint64_t random_number() {
-    thread_local std::mt19937_64 source = [] {
-        std::random_device device;
-        std::seed_seq seed{device(), device(), device(), device()};
-        return std::mt19937_64(seed);
-    }();
-    return source();
-}
 
 /// What keeps a request's K/V apart from those of others: its key, and the salt that it names.
 std::string salted(const std::string& isolation, const std::string& salt) {
@@ -52,10 +42,6 @@ RequestDefaults defaults_of(const ApiContext& ctx) {
     RequestDefaults out = ctx.defaults;
     out.sampling.seed = random_number();
     return out;
-}
-
-std::string random_id(std::string_view prefix) {
-    return fmt::format("{}{:016x}{:08x}", prefix, random_number(), static_cast<uint32_t>(random_number()));
 }
 
 void check_model(const ApiContext& ctx, const std::string& name) {
@@ -85,8 +71,9 @@ namespace {
 /// What is told of a reply while it is made, beside the client.
 class Follower {
   public:
-    Follower(const ApiContext& ctx, std::shared_ptr<LiveRequest> live)
+    Follower(const ApiContext& ctx, std::shared_ptr<LiveRequest> live, const GenerationRequest& asked)
         : metrics_(ctx.metrics), log_(ctx.log), all_(ctx.live), model_(ctx.model), live_(std::move(live)) {
+        if (ctx.trace) trace_.emplace(ctx.traces, *ctx.trace, asked, live_->model, live_->id, live_->session);
         subject_ = {live_->id, live_->request_id, live_->route, live_->session};
         all_.add(live_);
         log_.asked(subject_, ctx.body);
@@ -95,9 +82,16 @@ class Follower {
     Follower(const Follower&) = delete;
     Follower& operator=(const Follower&) = delete;
 
-    void submitted(RequestId id) { all_.submitted(*live_, id); }
+    void submitting() {
+        if (trace_) trace_->submitting();
+    }
+    void submitted(RequestId id) {
+        all_.submitted(*live_, id);
+        if (trace_) trace_->submitted(id);
+    }
     void hear(const Event& event) {
         all_.heard(*live_, event);
+        if (trace_) trace_->hear(event);
         if (log_.content()) note(event);
         if (const auto* done = std::get_if<Done>(&event.body)) {
             metrics_.answered(*done);
@@ -108,6 +102,7 @@ class Follower {
     }
     void ended(const ReplyEnding& ending) {
         using How = ReplyEnding::How;
+        if (trace_) trace_->ended(ending);
         if (ending.how == How::complete) return;
         const RequestId id = live_->requests.empty() ? 0 : live_->requests.front();
         if (ending.how == How::client_gone) metrics_.abandoned();
@@ -131,6 +126,7 @@ class Follower {
     const ModelLease model_;  // as long as the request is live
     std::shared_ptr<LiveRequest> live_;
     LogSubject subject_;
+    std::optional<RequestTrace> trace_;
     std::map<int32_t, std::string> said_;  // by each answer, if it is logged
 };
 
@@ -155,7 +151,7 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
     live->session = asked.session.empty() ? ctx.session : asked.session;
     live->stream = asked.stream;
     live->answers = std::ssize(asked.prompts) * asked.prompts.at(0).n;
-    const auto follower = std::make_shared<Follower>(ctx, live);
+    const auto follower = std::make_shared<Follower>(ctx, live, asked);
     const auto ids = std::make_shared<std::vector<RequestId>>();
     reply.cancel = [model = ctx.model, ids] {
         for (const RequestId each : *ids) model->engine->cancel(each);
@@ -174,6 +170,7 @@ void start(const ApiContext& ctx, GenerationRequest& asked, ErrorShape shape, co
             request.isolation = salted(ctx.isolation, asked.cache_salt);
             request.session = live->session;
             if (asked.until) request.deadline = time_until(*asked.until);
+            follower->submitting();
             ids->push_back(
                 ctx.engine.submit(std::move(request), reply.events->sink(static_cast<int32_t>(i)), &ctx.work));
             follower->submitted(ids->back());
