@@ -30,7 +30,7 @@ PARTS = {
     "ops/cuda/linear": ["shared", "gemv", "skinny", "gemm"],
     "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "loop", "session"],
     "server": ["openapi", "http", "traces", "page", "api"],
-    "apps": ["support", "convert", "synth", "flags", "chat", "ab", "niah", "bench", "commands"],
+    "apps": ["support", "events", "convert", "synth", "flags", "chat", "ab", "niah", "bench", "commands"],
 }
 # Parts that include nothing of each other: back ends (contracts, with the choice of a back end in their *.cpp, are what
 # else lies in ops), and the APIs of a server.

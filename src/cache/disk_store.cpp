@@ -147,6 +147,18 @@ std::vector<std::string> DiskStore::keys(const Digest& group, std::string_view f
     return keys;
 }
 
+void DiskStore::on_change(RecordIndex::Hear hear) {
+    index_.on_change([this, hear = std::move(hear)](const Digest& group, const std::string& key, bool held) {
+        if (key.starts_with(weights_)) hear(group, key.substr(weights_.size()), held);
+    });
+}
+
+void DiskStore::list(const RecordIndex::Hear& hear) const {
+    for (const Digest& name : index_.names())
+        if (const RecordIndex::Entry& one = *index_.find(name); one.key.starts_with(weights_))
+            hear(one.group, one.key.substr(weights_.size()), true);
+}
+
 int64_t DiskStore::payload_bytes(const RecordKey& id) const {
     const RecordIndex::Entry* entry = index_.find(stored(id));
     return entry == nullptr ? -1 : entry->bytes - record_file_bytes(entry->key, 0);

@@ -82,6 +82,12 @@ class DiskStore {
     void erase(const RecordKey& id);
     std::vector<std::string> keys(const Digest& group, std::string_view front) const;
 
+    /// Who hears what is held of the weights in use from now on, and what no longer; not what use_weights and
+    /// rename_weights bring and take.
+    void on_change(RecordIndex::Hear hear);
+    /// Tells `hear` of all that is held of them.
+    void list(const RecordIndex::Hear& hear) const;
+
     /// Bytes of all files.
     int64_t bytes() const { return index_.bytes(); }
     int64_t count() const { return index_.count(); }

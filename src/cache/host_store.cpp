@@ -52,7 +52,7 @@ void HostStore::erase(const RecordKey& id) {
 }
 
 void HostStore::clear() {
-    index_ = {};
+    index_.clear();
     payloads_.clear();
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cache/record_index.h"
@@ -31,6 +32,8 @@ class HostStore {
     std::vector<std::string> keys(const Digest& group, std::string_view front) const {
         return index_.keys(group, front);
     }
+    /// Who hears what is held from now on, and what no longer; not of clear().
+    void on_change(RecordIndex::Hear hear) { index_.on_change(std::move(hear)); }
     /// All records, the first to go first.
     std::vector<Record> all() const;
 

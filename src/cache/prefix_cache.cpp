@@ -67,9 +67,14 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
     RT_CHECK(options.checkpoint_every >= 1, "checkpoints every {} tokens: at least 1 is needed",
              options.checkpoint_every);
     heap_->keep_ready(options.pinned_ahead, options.pinned_most);
+    if (options.feed != nullptr) hear_tiers();
 }
 
-PrefixCache::~PrefixCache() { forget(); }
+PrefixCache::~PrefixCache() {
+    forget();
+    if (host_ != nullptr) host_->on_change({});
+    if (disk_ != nullptr) disk_->on_change({});
+}
 
 std::string PrefixCache::salt_text(const PrefixSalt& salt) const {
     std::string text;

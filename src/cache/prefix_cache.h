@@ -22,6 +22,9 @@
 
 namespace riptide {
 
+class CacheFeed;
+enum class CacheTier : uint8_t;
+
 /// What besides the tokens and the weights decides the values of K/V, and who may share them. Entries under different
 /// salts never meet.
 struct PrefixSalt {
@@ -66,6 +69,7 @@ struct PrefixCacheOptions {
     int64_t pinned_ahead = 0;                 // bytes of host memory that are kept ready: HostHeap::keep_ready
     int64_t pinned_most = 0;                  // of these, in all
     int64_t live_sessions = 64;               // beyond them the one unused for longest counts as ended
+    CacheFeed* feed = nullptr;                // who is told what is held from now on, and what no longer; null: nobody
 };
 
 /// State of one set of weights at a time: a tree of full pages for each salt. A page is found by its parent and its
@@ -222,6 +226,15 @@ class PrefixCache {
     void sink(std::vector<Record> down);
     Digest shared_name(const RecordKey& id) const;
     void share(Node& node, Checkpoint& checkpoint);
+
+    // prefix_tell.cpp
+    void hear_tiers();
+    void tell_held(const Node& node, const Checkpoint* checkpoint);
+    void tell_gone(const Node& node, const Checkpoint* checkpoint);
+    void tell_record(CacheTier tier, const Digest& group, const std::string& key, bool held);
+    void tell_cleared(CacheTier tier);
+    void tell_disk();
+    void tell_all_if_asked();
 
     KvCache& cache_;
     PrefixCacheOptions options_;

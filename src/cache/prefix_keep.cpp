@@ -14,6 +14,7 @@ namespace riptide {
 bool PrefixCache::publish(const PrefixRequest& request, const SequenceState& sequence, Mark mark, int64_t length) {
     RT_ASSERT(sequence.reserved() == 0 && &sequence.cache() == &cache_);
     RT_ASSERT(length >= 1 && std::ssize(request.tokens) >= length && sequence.can_truncate(length));
+    tell_all_if_asked();
     const bool kept = keep(request, sequence, length, nullptr, mark);
     const auto session = sessions_.find(request.session);
     if (kept && session != sessions_.end() && !request.side) {
@@ -55,6 +56,7 @@ bool PrefixCache::keep(const PrefixRequest& request, const SequenceState& sequen
         ++stats_.checkpoints;
         checkpoint = fresh.get();
         checkpoints_.emplace_back(&node, checkpoint);
+        tell_held(node, checkpoint);
         node.checkpoints.push_back(std::move(fresh));
     }
     checkpoint->mark = std::max(checkpoint->mark, mark);
@@ -87,6 +89,7 @@ PrefixCache::Node& PrefixCache::grow(const PrefixRequest& request, std::span<con
             child->name = RecordKey::of(node->name, record_key('P', *node->salt, tokens)).name;
             hold(child->page = page);
             ++stats_.pages;
+            tell_held(*child, nullptr);
             node->children.push_back(std::move(fresh));
         } else if (child->page != page && unused(child->page)) {  // two copies of one content: keep the one in use
             hold(page);
@@ -250,6 +253,7 @@ bool PrefixCache::make_state_room(int64_t bytes, bool side) {
 
 void PrefixCache::evict(Node& node, Checkpoint& checkpoint) {
     spill(node, &checkpoint);
+    tell_gone(node, &checkpoint);
     std::erase(unshared_, std::pair(&node, &checkpoint));
     drop(checkpoint.page);
     stats_.state_bytes -= checkpoint.state->bytes;
@@ -262,6 +266,7 @@ void PrefixCache::evict(Node& node, Checkpoint& checkpoint) {
 void PrefixCache::evict(Node& node) {
     RT_ASSERT(node.children.empty() && node.checkpoints.empty() && node.parent != nullptr);
     spill(node, nullptr);
+    tell_gone(node, nullptr);
     std::erase(unshared_, std::pair<Node*, Checkpoint*>(&node, nullptr));
     forget_head(node);
     drop(node.page);
@@ -312,6 +317,7 @@ void PrefixCache::forget() {
     unshared_.clear();
     for (auto& [salt, root] : roots_) erase_tree(std::move(root));
     roots_.clear();
+    tell_cleared(CacheTier::device);
 }
 
 // --- Tiers ---
@@ -319,17 +325,23 @@ void PrefixCache::forget() {
 void PrefixCache::flush() {
     forget();
     if (host_ != nullptr) host_->clear();
+    tell_cleared(CacheTier::host);
 }
 
 void PrefixCache::use_weights(const Digest& name) {
     flush();
     weights_ = name;
-    if (disk_ != nullptr) disk_->use_weights(name);
+    if (disk_ == nullptr) return;
+    disk_->use_weights(name);
+    tell_cleared(CacheTier::disk);
+    tell_disk();
 }
 
 void PrefixCache::rename_weights(const Digest& name) {
     weights_ = name;
-    if (disk_ != nullptr) disk_->rename_weights(name);
+    if (disk_ == nullptr) return;
+    disk_->rename_weights(name);
+    tell_disk();
 }
 
 RecordKey PrefixCache::key_of(const Node& node, const Checkpoint* checkpoint) const {

@@ -12,6 +12,7 @@ namespace riptide {
 
 PrefixMatch PrefixCache::attach(const PrefixRequest& request, SequenceState& sequence) {
     RT_ASSERT(sequence.length() == 0 && sequence.reserved() == 0 && &sequence.cache() == &cache_);
+    tell_all_if_asked();
     Plan best = plan(request, true);
     PrefixMatch match = explain(best, request);
     match.cached = 0;

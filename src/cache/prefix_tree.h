@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/cache_feed.h"
 #include "cache/prefix_cache.h"
 
 namespace riptide {

@@ -25,8 +25,9 @@ void RecordIndex::insert(const Digest& name, Entry entry) {
     bytes_ += entry.bytes;
     order_.emplace(entry.rank, entry.stamp, name);
     groups_[entry.group].push_back(name);
-    const bool added = entries_.emplace(name, std::move(entry)).second;
+    const auto [at, added] = entries_.emplace(name, std::move(entry));
     RT_ASSERT(added);
+    if (hear_) hear_(at->second.group, at->second.key, true);
 }
 
 const RecordIndex::Entry* RecordIndex::find(const Digest& name) const {
@@ -52,12 +53,20 @@ void RecordIndex::touch(const Digest& name, int32_t rank) {
 void RecordIndex::erase(const Digest& name) {
     const auto at = entries_.find(name);
     RT_ASSERT(at != entries_.end());
+    if (hear_) hear_(at->second.group, at->second.key, false);
     bytes_ -= at->second.bytes;
     order_.erase({at->second.rank, at->second.stamp, name});
     const auto group = groups_.find(at->second.group);
     std::erase(group->second, name);
     if (group->second.empty()) groups_.erase(group);
     entries_.erase(at);
+}
+
+void RecordIndex::clear() {
+    entries_.clear();
+    groups_.clear();
+    order_.clear();
+    bytes_ = 0;
 }
 
 std::optional<Digest> RecordIndex::victim(int32_t max_rank) const {

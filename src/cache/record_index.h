@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/sha256.h"
@@ -56,6 +58,10 @@ class RecordIndex {
         uint64_t stamp = 0;  // set by the index
     };
 
+    /// Who hears what is inserted (held) and erased.
+    using Hear = std::function<void(const Digest& group, const std::string& key, bool held)>;
+    void on_change(Hear hear) { hear_ = std::move(hear); }
+
     /// REQUIRES that the name is not held.
     void insert(const Digest& name, Entry entry);
     /// Null when the name is not held or held for another group or key.
@@ -64,6 +70,8 @@ class RecordIndex {
     /// Makes it the last to go among its rank, which may rise.
     void touch(const Digest& name, int32_t rank);
     void erase(const Digest& name);
+    /// All go, and nobody hears of each.
+    void clear();
     /// The one to go first, if its rank is not above max_rank.
     std::optional<Digest> victim(int32_t max_rank) const;
     /// All names, the first to go first.
@@ -80,6 +88,7 @@ class RecordIndex {
     std::set<std::tuple<int32_t, uint64_t, Digest>> order_;
     uint64_t clock_ = 0;
     int64_t bytes_ = 0;
+    Hear hear_;
 };
 
 }  // namespace riptide

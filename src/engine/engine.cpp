@@ -2,6 +2,7 @@
 #include "engine/engine.h"
 
 #include "base/error.h"
+#include "cache/cache_feed.h"
 #include "engine/engine_impl.h"
 
 namespace riptide {
@@ -351,6 +352,12 @@ EngineStats Engine::stats() const {
     stats.scoring = impl_->scoring ? impl_->scoring->size() : 0;
     stats.paused = impl_->paused;
     stats.broken = !impl_->failure.empty();
+    if (const CacheFeed* feed = impl_->machine.options().cache_feed.get()) {
+        stats.tells_kv_events = true;
+        stats.kv_events = feed->told.events;
+        stats.kv_events_lost = feed->told.lost;
+        stats.kv_event_epochs = feed->told.epochs;
+    }
     return stats;
 }
 

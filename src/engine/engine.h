@@ -17,6 +17,7 @@
 
 namespace riptide {
 
+class CacheFeed;
 class Speculator;
 
 /// `chunk_rows` is also the room that each running request has in the rings of window layers: more is faster for long
@@ -52,6 +53,8 @@ struct EngineOptions : SessionOptions {
     std::string shared_cache;      // fourth tier, of all replicas: open_shared_place; empty: none
     std::string shared_cache_key;  // the file with the fleet's secret: SealKey::of_file
     int64_t shared_cache_bytes = int64_t{256} << 30;
+    /// Who is told what the prefix cache holds from now on, and what no longer (cache/cache_feed.h); null: nobody.
+    std::shared_ptr<CacheFeed> cache_feed;
     /// Who hears why the third tier is not what it should be: when the engine is made (another process has the folder,
     /// or it cannot be listed), and for each record that cannot be saved, on the engine's thread and at times often.
     std::function<void(const std::string& problem)> on_disk_problem;
@@ -121,6 +124,9 @@ struct EngineStats {
     double step_seconds = 0;  // of all steps
     double host_seconds = 0;  // of them, not spent in the model or waiting for the device
     int64_t version = 1;
+    /// Of what routers are told of the cache, if they are (EngineOptions::cache_feed).
+    int64_t kv_events = 0, kv_events_lost = 0, kv_event_epochs = 0;
+    bool tells_kv_events = false;
     bool paused = false;
     bool broken = false;  // the engine has ended: submit throws
 };

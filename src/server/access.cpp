@@ -1,5 +1,7 @@
 #include "server/access.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <span>
 
@@ -24,6 +26,20 @@ std::string_view given_key(const HttpRequest& request) {
 }
 
 }  // namespace
+
+std::string salted(const std::string& isolation, const std::string& salt) {
+    return salt.empty() ? isolation : fmt::format("salted {} {}{}", isolation.size(), isolation, salt);
+}
+
+std::string salt_in(std::string_view isolation) {
+    constexpr std::string_view kFront = "salted ";
+    if (!isolation.starts_with(kFront)) return "";
+    isolation.remove_prefix(kFront.size());
+    std::size_t key = 0, digits = 0;
+    for (; digits < isolation.size() && isolation[digits] >= '0' && isolation[digits] <= '9' && digits < 9; ++digits)
+        key = key * 10 + static_cast<std::size_t>(isolation[digits] - '0');
+    return key + digits + 1 <= isolation.size() ? std::string(isolation.substr(digits + 1 + key)) : "";
+}
 
 bool is_loopback(std::string_view host) {
     return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");

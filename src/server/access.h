@@ -44,6 +44,11 @@ class Access {
     bool check_host_;
 };
 
+/// What keeps a request's K/V apart from those of others: its key (Access::isolation), and the salt that it names.
+std::string salted(const std::string& isolation, const std::string& salt);
+/// The salt in it; "" when there is none.
+std::string salt_in(std::string_view isolation);
+
 /// 127.0.0.0/8, ::1, localhost.
 bool is_loopback(std::string_view host);
 

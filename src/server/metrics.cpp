@@ -106,6 +106,15 @@ void shared_part(EngineFamilies& f) {
                {{"read", &EngineStats::shared_read_bytes}, {"written", &EngineStats::shared_written_bytes}});
 }
 
+void kv_events_part(EngineFamilies& f) {
+    f.single("kv_events_total", "Pages of the cache that routers were told of: stored, moved or removed", "counter",
+             &EngineStats::kv_events);
+    f.single("kv_events_lost_total", "Times that more had changed than could wait, so that all is told anew", "counter",
+             &EngineStats::kv_events_lost);
+    f.single("kv_event_epochs_total", "Times that all was told anew, the start too", "counter",
+             &EngineStats::kv_event_epochs);
+}
+
 void engine_part(EngineFamilies& f, bool drafts) {
     f.single("requests_waiting", "Answers that wait for their turn", "gauge", &EngineStats::waiting);
     f.single("requests_running", "Answers that are being made", "gauge", &EngineStats::running);
@@ -268,6 +277,8 @@ std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, i
     EngineFamilies families(out, engines);
     const auto drafts = [](const EngineFacts& engine) { return !engine.draft_slots.empty(); };
     if (!engines.empty()) engine_part(families, std::any_of(engines.begin(), engines.end(), drafts));
+    if (std::any_of(engines.begin(), engines.end(), [](const EngineFacts& one) { return one.tells_kv_events; }))
+        kv_events_part(families);
     const std::lock_guard lock(mutex_);
     put_head(out, "riptide_http_replies_total", "Replies by route and status", "counter");
     for (const auto& [key, count] : replies_)

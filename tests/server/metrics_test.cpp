@@ -2,6 +2,7 @@
 #include <sstream>
 
 #include "base/file.h"
+#include "cache/cache_feed.h"
 #include "tests/server/http_client.h"
 #include "tests/source_dir.h"
 
@@ -60,6 +61,7 @@ class ServerMetrics : public ServerTest {};
 TEST_F(ServerMetrics, are_those_of_the_table_in_the_documentation) {
     EngineOptions drafts = demo_options();
     drafts.speculation.drafter = "ngram";
+    drafts.cache_feed = std::make_shared<CacheFeed>();
     start(server_options(), drafts);
     EXPECT_EQ(post("/v1/completions", {{"prompt", "one two one two one"}, {"max_tokens", 20}}).status, 200);
     const MetricFacts page = metrics_on_page(get("/metrics").body),

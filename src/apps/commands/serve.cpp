@@ -198,7 +198,8 @@ int serve(ServerFlags o) {
     const auto begun = std::chrono::steady_clock::now();
     LogWriter log;
     server::ServerOptions options = server_options(o, log);
-    DiskWarnings warnings(log);      // hears of records that the engine cannot save as it ends
+    DiskWarnings warnings(log);  // hears of records that the engine cannot save as it ends
+    std::unique_ptr<KvEvents> events;
     std::unique_ptr<Engine> engine;  // outlives the server
     if (!o.models.empty()) options.several = several_models(o, warnings, log);
     server::Server server(options);
@@ -207,6 +208,9 @@ int serve(ServerFlags o) {
         log.write(fmt::format("agent   {} port {}, for HAProxy", options.management_host, server.agent_port()));
     if (const auto& collector = options.traces.url)
         log.write(fmt::format("traces  to {}{}", collector->authority, collector->target));
+    if ((events = open_kv_events(o, options, server.port())))
+        log.write(fmt::format("events  {} topic {}{}", events->endpoint(), o.events.topic,
+                              events->replay().empty() ? "" : ", replay " + events->replay()));
     if (o.models.empty()) {
         engine = open_server_engine(o, warnings, log);
         server.serve(*engine);
@@ -226,6 +230,15 @@ int serve(ServerFlags o) {
     log.write(fmt::format("stopping: answers may take {} s more (Ctrl-C again ends at once)", o.grace_seconds));
     server.drain(std::chrono::seconds(o.grace_seconds));
     return 0;
+}
+
+/// Told by docs/fleet.md, not by --help.
+void add_event_flags(Command& cmd, KvEventsOptions& o) {
+    cmd.add_option("--kv-events", o.endpoint, "Tell routers over ZeroMQ what is cached, here: tcp://127.0.0.1:5557")
+        ->group("");
+    cmd.add_option("--kv-events-replay", o.replay, "And here what they have missed: tcp://127.0.0.1:5558")->group("");
+    cmd.add_option("--kv-events-topic", o.topic, "Under this name; left out: kv@HOST:PORT@MODEL")->group("");
+    cmd.add_flag("--kv-events-disk", o.disk, "Tell what is on disk, too")->group("");
 }
 
 void add_server_flags(Command& cmd, ServerFlags& o) {
@@ -281,6 +294,7 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_flag("--open-metrics", o.server.open_metrics, "/metrics needs no key");
     cmd.add_option("--otlp-endpoint", o.otlp_endpoint,
                    "Send traces to this collector, e.g. http://127.0.0.1:4318 (docs/fleet.md)");
+    add_event_flags(cmd, o.events);
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 

@@ -8,6 +8,7 @@
 #include "apps/support/terminal.h"
 #include "base/error.h"
 #include "base/host_memory.h"
+#include "cache/cache_feed.h"
 #include "engine/prompt/loaded_text.h"
 #include "models/dflash_config.h"
 #include "tensor/gpu.h"
@@ -77,6 +78,32 @@ int64_t default_models_memory(const std::optional<GpuOptions>& gpu) {
 }
 
 }  // namespace
+
+std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOptions& server, int port) {
+    KvEventsOptions& events = o.events;
+    if (events.endpoint.empty()) {
+        RT_CHECK(events.replay.empty() && events.topic.empty() && !events.disk, ErrorKind::usage,
+                 "--kv-events-replay, --kv-events-topic and --kv-events-disk need --kv-events");
+        return nullptr;
+    }
+    RT_CHECK(o.models.empty(), ErrorKind::usage, "--kv-events are of one model: leave out --models {}", o.models);
+    if (events.topic.empty()) {
+        const std::string& host = server.http.host;
+        RT_CHECK(
+            server.http.unix_socket.empty(), ErrorKind::usage,
+            "--kv-events with --socket {}: say with --kv-events-topic under which address routers know this server",
+            server.http.unix_socket);
+        RT_CHECK(
+            server.model.find('@') == std::string::npos, ErrorKind::usage,
+            "--kv-events: the model's name {} has an @, which ends it in kv@ADDRESS:PORT@MODEL: give --alias NAME, "
+            "or --kv-events-topic",
+            server.model);
+        events.topic = fmt::format(
+            "kv@{}:{}@{}", host.find(':') == std::string::npos ? host : fmt::format("[{}]", host), port, server.model);
+    }
+    o.engine.cache_feed = std::make_shared<CacheFeed>();
+    return std::make_unique<KvEvents>(events, o.engine.cache_feed);
+}
 
 std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log) {
     auto checkpoint = open_model(o.model);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/events/kv_events.h"
 #include "apps/flags/compress_flags.h"
 #include "apps/flags/model_flags.h"
 #include "apps/support/log_writer.h"
@@ -22,6 +23,7 @@ struct ServerFlags {
     CompressFlags compress;
     EngineOptions engine;
     server::ServerOptions server;
+    KvEventsOptions events;
     std::vector<std::string> mcp;  // NAME=URL
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs, task = "auto", otlp_endpoint;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64, cache_shared_gib = 256, inflight_mib = 0;
@@ -52,6 +54,10 @@ class DiskWarnings {
     int64_t unsaid_ = 0;
     std::optional<std::chrono::steady_clock::time_point> said_;
 };
+
+/// Who tells routers what the cache of the flags' engine holds, from when that is opened; null without --kv-events.
+/// `port`: of the server. Throws Error naming the flag that is wrong.
+std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOptions& server, int port);
 
 /// The model of the flags, or the demo model. Throws Error.
 std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log);

@@ -313,6 +313,7 @@ void Machine::make_prefix_cache() {
     PrefixCacheOptions o;
     o.checkpoint_every = options_.checkpoint_every;
     o.state_budget = options_.checkpoint_bytes;
+    o.feed = options_.cache_feed.get();
     if (gpu_) {
         o.pinned_most = options_.checkpoint_bytes + options_.host_cache_bytes;
         o.pinned_ahead = std::min(kMostPinnedAhead, o.pinned_most / kPinnedShare);

@@ -4,6 +4,7 @@
 #include <ctime>
 
 #include "base/json.h"
+#include "server/access.h"
 #include "server/api/anthropic/anthropic_reply.h"
 #include "server/api/anthropic/anthropic_request.h"
 #include "server/api/api.h"
@@ -20,11 +21,6 @@ namespace {
 
 constexpr std::string_view kChatId = "chatcmpl-", kCompletionId = "cmpl-", kResponseId = "resp_", kMessageId = "msg_",
                            kOllamaId = "ollama-";
-
-/// What keeps a request's K/V apart from those of others: its key, and the salt that it names.
-std::string salted(const std::string& isolation, const std::string& salt) {
-    return salt.empty() ? isolation : fmt::format("salted {} {}{}", isolation.size(), isolation, salt);
-}
 
 ReplyFacts new_facts(const std::string& model, std::string_view prefix) {
     return {random_id(prefix), model, static_cast<int64_t>(std::time(nullptr)), 0};

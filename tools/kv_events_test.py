@@ -1,0 +1,345 @@
+#!/usr/bin/python3
+"""K/V events of a server over ZeroMQ, as routers hear them: frames, widths, parents, gaps, replay, restarts, subscribers
+that never read. usage: kv_events_test.py RIPTIDE. Nothing leaves loopback. Skipped without python3-zmq and
+python3-msgpack, and where riptide was built without libzmq.
+"""
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+
+try:
+    import msgpack
+    import zmq
+except ImportError as missing:
+    print(f"skipped: K/V events over ZeroMQ: {missing.name} is not installed")
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PATIENCE, BLOCK, END = 60, 64, b"\xff" * 8
+MOST_TIME, MOST_CPU, MOST_GROWN = 1.15, 1.15, 64  # times, times, MiB
+riptide = pathlib.Path(sys.argv[1]).resolve()
+context = zmq.Context()
+failures, checks = [], 0
+
+
+def expect(condition, what):
+    global checks
+    checks += 1
+    if not condition:
+        failures.append(what)
+        print(f"FAILED {what}")
+
+
+def wait_for(condition):
+    until = time.monotonic() + PATIENCE
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+API, PLAIN, EVENTS, REPLAY = (free_port() for _ in range(4))
+TOPIC = f"kv@127.0.0.1:{API}@demo"
+
+
+def ask(path, body=None, port=API):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode() if body else None,
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+        text = reply.read().decode()
+        return text if path == "/metrics" else json.loads(text)
+
+
+def ready(port):
+    try:
+        return ask("/health", port=port)
+    except OSError:
+        return None
+
+
+def serve(*flags, port=API):
+    process = subprocess.Popen([str(riptide), "serve", "--device", "cpu", "--threads", "1", "--ctx", "2048", "--quiet",
+                                "--alias", "demo", "--port", str(port), *flags], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if not wait_for(lambda: process.poll() is not None or ready(port)) or process.poll() is not None:
+        sys.exit(f"FAILED the server does not start: {process.communicate()[1]}")
+    return process
+
+
+def serve_events(*flags):
+    return serve("--kv-events", f"tcp://127.0.0.1:{EVENTS}", *flags)
+
+
+WITH_REPLAY = ("--kv-events-replay", f"tcp://127.0.0.1:{REPLAY}")
+
+
+def end(process, sign=signal.SIGTERM):
+    process.send_signal(sign)
+    process.communicate(timeout=PATIENCE)
+
+
+class Router:
+    """What one knows from events alone. Strict: whatever a router would drop is a failure."""
+
+    def __init__(self, asks=True):
+        self.asks = asks  # for what it has missed
+        self.sock = context.socket(zmq.SUB)
+        self.sock.setsockopt(zmq.RECONNECT_IVL, 20)
+        self.sock.setsockopt(zmq.SUBSCRIBE, b"kv@")
+        self.sock.connect(f"tcp://127.0.0.1:{EVENTS}")
+        self.blocks, self.next, self.told = {}, 0, 0
+
+    def hear(self, quiet=0.3):
+        """Until nothing has come for that long."""
+        while self.sock.poll(quiet * 1000):
+            frames = self.sock.recv_multipart()
+            expect(len(frames) == 3 and frames[0].decode() == TOPIC and len(frames[1]) == 8, f"frames of {frames[:2]}")
+            number = struct.unpack(">Q", frames[1])[0]
+            if number in (0, self.next):
+                self.take(number, frames[2])
+            elif self.asks:  # it has missed something, or the server is another one
+                self.blocks.clear()
+                replay(0, self)
+        return self
+
+    def take(self, number, payload):
+        self.next = number + 1
+        batch = msgpack.unpackb(payload)
+        expect(isinstance(batch, list) and len(batch) == 3 and isinstance(batch[0], float) and batch[2] == 0,
+               f"a batch of three: {batch}")
+        expect(abs(batch[0] - time.time()) < 3600, "its time")
+        if number == 0:
+            expect(batch[1][0] == ["AllBlocksCleared"], "an epoch begins with nothing")
+            self.told = 0
+        for event in batch[1]:
+            self.told += len(event[1]) if len(event) > 1 else 1
+            getattr(self, event[0])(payload, *event[1:])
+
+    @staticmethod
+    def widths(payload, hashes):
+        for one in hashes:
+            expect(b"\xcf" + struct.pack(">Q", one) in payload, f"hash {one} in nine bytes")
+
+    def BlockStored(self, payload, hashes, parent, tokens, block, lora, medium, lora_name, extra):
+        self.widths(payload, hashes + ([] if parent is None else [parent]))
+        expect((block, lora, lora_name) == (BLOCK, None, None) and len(tokens) == BLOCK * len(hashes), "sizes of an event")
+        expect(parent is None or parent in self.blocks, "a parent is known")
+        expect(extra is None or (parent is None and extra == [["pepper"]] + [None] * (len(hashes) - 1)), f"extra keys {extra}")
+        path = () if parent is None else self.blocks[parent][0]
+        for i, one in enumerate(hashes):
+            path += tuple(tokens[i * BLOCK:(i + 1) * BLOCK])
+            known = self.blocks.setdefault(one, (path, set(), extra is not None))
+            expect(known[0] == path and medium not in known[1] and medium in ("GPU", "CPU", "DISK"), "a block is new")
+            known[1].add(medium)
+
+    def BlockRemoved(self, payload, hashes, medium):
+        self.widths(payload, hashes)
+        for one in hashes:
+            expect(one in self.blocks and medium in self.blocks[one][1], "what goes was there")
+            self.blocks[one][1].discard(medium)
+            if not self.blocks[one][1]:
+                del self.blocks[one]
+
+    def AllBlocksCleared(self, payload):
+        self.blocks.clear()
+
+    def longest(self, tokens):
+        """Tokens of the longest run of whole blocks, as endpoint pickers score them."""
+        paths = {path for path, _, salted in self.blocks.values() if not salted}
+        run = 0
+        while tuple(tokens[:run + BLOCK]) in paths and run + BLOCK <= len(tokens):
+            run += BLOCK
+        return run
+
+
+def replay(start, router=None):
+    """Numbers that come; the router hears them. Ends with the marker, or fails."""
+    numbers = []
+    sock = context.socket(zmq.DEALER)
+    sock.connect(f"tcp://127.0.0.1:{REPLAY}")
+    sock.send_multipart([b"", struct.pack(">Q", start)])
+    while True:
+        if not sock.poll(PATIENCE * 1000):
+            expect(False, f"the replay from {start} ends")
+            break
+        empty, topic, sequence, payload = sock.recv_multipart()
+        if sequence == END:
+            expect((empty, topic, payload) == (b"", b"", b""), "the end of a replay")
+            break
+        expect((empty, topic.decode()) == (b"", TOPIC), "frames of a replay")
+        numbers.append(struct.unpack(">Q", sequence)[0])
+        if router:
+            router.take(numbers[-1], payload)
+    sock.close()
+    return numbers
+
+
+def late():
+    """Who has heard nothing but a replay from 0."""
+    router = Router()
+    numbers = replay(0, router)
+    expect(numbers == list(range(len(numbers))), f"a replay without gaps: {numbers}")
+    router.sock.close()
+    return router
+
+
+words = "the a one two red blue house tree river stone and or but under over near far cold warm old new".split()
+rng = random.Random(2026)
+
+
+def text(count):
+    return " ".join(rng.choice(words) for _ in range(count))
+
+
+def complete(prompt, tokens=4, port=API, **more):
+    return ask("/v1/completions", {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True} | more, port)
+
+
+def agrees(router, prompts):
+    """The router's guess for each prompt against what is then found."""
+    credit = 0
+    for prompt in prompts:
+        ids = ask("/v1/completions/render", {"prompt": prompt})[0]["token_ids"]
+        guess = router.hear().longest(ids)
+        usage = complete(prompt, 1)["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        expect(cached - BLOCK < guess <= cached + 4096, f"{guess} tokens guessed, {cached} of {len(ids)} found")
+        credit += guess > 0
+    expect(credit > len(prompts) // 2, f"most prompts are known: {credit} of {len(prompts)}")
+
+
+def wire_and_restarts():
+    router = Router()
+    for start in range(4):
+        server = serve_events(*WITH_REPLAY)
+        stems = [text(150 + 40 * i) for i in range(4)]
+        for stem in stems:
+            complete(stem)
+        complete(stems[0], cache_salt="pepper")
+        prompts = [stem + " " + text(30) for stem in stems] + [stems[1][:len(stems[1]) // 2] + text(40), text(90)]
+        wait_for(lambda: router.hear(0.1).longest(ask("/v1/completions/render", {"prompt": stems[3]})[0]["token_ids"]))
+        if start == 0:
+            agrees(router, prompts)
+            expect(any(salted for _, _, salted in router.blocks.values()), "a salted block says so")
+        joined = wait_for(lambda: (one := late()).blocks == router.hear().blocks and one)
+        expect(joined and router.blocks, f"start {start}: who comes late knows the same")
+        expect(replay(joined.next - 1) == [joined.next - 1] and replay(joined.next + 5) == [], "a replay from a number on")
+        page = ask("/metrics")
+        expect(f"riptide_kv_events_total {joined.told}\n" in page,
+               f"the metrics count: {[line for line in page.splitlines() if 'kv_event' in line]}")
+        end(server, signal.SIGKILL if start % 2 else signal.SIGTERM)
+        router.hear()
+        expect(bool(router.blocks) == (start % 2 == 1), "an orderly end says that nothing is there; a kill cannot")
+    router.sock.close()
+
+
+def without_replay():
+    """Then who subscribes is told all."""
+    server = serve_events()
+    first = Router(asks=False)
+    complete(text(200))
+    expect(wait_for(lambda: first.hear(0.1).blocks), "the first hears")
+    second = Router(asks=False)
+    expect(wait_for(lambda: second.hear(0.1).blocks), "and the second what was there before it")
+    first.hear()
+    expect(first.blocks == second.blocks, "both know the same")
+    for one in (first, second):
+        one.sock.close()
+    end(server)
+
+
+def facts(pid):
+    """CPU seconds of all threads; seconds that the busiest, the engine's, waited for a core; MiB of memory."""
+    threads = [[int(word) for word in one.read_text().split()] for one in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    rss = pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return sum(one[0] for one in threads) / 1e9, max(threads)[1] / 1e9, int(rss) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def stuck(kind, port):
+    """A client that takes as little as it can, and never reads that."""
+    sock = context.socket(kind)
+    for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.LINGER, 0)):
+        sock.setsockopt(option, value)
+    if kind == zmq.SUB:
+        sock.setsockopt(zmq.SUBSCRIBE, b"")
+    sock.connect(f"tcp://127.0.0.1:{port}")
+    return sock
+
+
+def who_never_reads(samples=6):
+    """Decoding with clients that never read against decoding without events, in turns. What others on this machine take
+    of it is left out: the time that the engine's thread waits for a core."""
+    servers = {API: serve_events(*WITH_REPLAY), PLAIN: serve(port=PLAIN)}
+    subscriber, asker = stuck(zmq.SUB, EVENTS), stuck(zmq.DEALER, REPLAY)
+    for port in servers:
+        complete(text(50), 64, port)
+    memory, costs = {port: facts(server.pid)[2] for port, server in servers.items()}, {API: [], PLAIN: []}
+    for sample in range(samples):
+        prompts = [text(200) for _ in range(2)]
+        for port in sorted(servers, reverse=sample % 2):
+            (cpu, waited, _), began = facts(servers[port].pid), time.monotonic()
+            for prompt in prompts:
+                complete(prompt, 80, port)
+            took, now = time.monotonic() - began, facts(servers[port].pid)
+            costs[port].append((took - (now[1] - waited), now[0] - cpu))
+        for _ in range(100):
+            asker.send_multipart([b"", struct.pack(">Q", 0)], zmq.DONTWAIT)
+    grown = {port: facts(server.pid)[2] - memory[port] for port, server in servers.items()}
+    grown = grown[API] - grown[PLAIN]
+    times, cpu = (min(cost[i] for cost in costs[API]) / min(cost[i] for cost in costs[PLAIN]) for i in (0, 1))
+    print(f"decoding beside clients that never read: {times:.3f} times the time, {cpu:.3f} of CPU, {grown:.1f} MiB more")
+    expect(times < MOST_TIME and cpu < MOST_CPU, f"nobody waits for who does not read: {times:.3f} {cpu:.3f}")
+    expect(grown < MOST_GROWN, f"nor is kept what they do not read: {grown:.1f} MiB")
+    expect(complete(prompts[0])["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "what was told is there")
+    subscriber.close()
+    asker.close()
+    for server in servers.values():
+        end(server)
+
+
+def refused(*flags, says):
+    done = subprocess.run([str(riptide), "serve", "--device", "cpu", *flags], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=PATIENCE)
+    expect(done.returncode != 0 and says in done.stderr, f"{flags}: {done.stderr}")
+    return done.stderr
+
+
+def refusals():
+    where = ("--kv-events", f"tcp://127.0.0.1:{EVENTS}")
+    refused("--kv-events-topic", "kv@a@b", says="need --kv-events")
+    refused(*where, "--models", str(ROOT / "models/demo"), says="leave out --models")
+    refused(*where, "--alias", "a@b", "--port", "0", says="--kv-events-topic")
+    refused("--kv-events", "5557", "--port", "0", says="expected tcp://ADDRESS:PORT")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused("--kv-events", f"tcp://127.0.0.1:{taken.getsockname()[1]}", "--port", "0", says="Address already in use")
+
+
+def main():
+    probe = subprocess.run([str(riptide), "serve", "--device", "cpu", "--port", "0", "--kv-events", "x"],
+                           capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
+    if "built without libzmq" in probe.stderr:
+        print("skipped: K/V events over ZeroMQ: riptide was built without libzmq")
+        return 77
+    for part in (refusals, wire_and_restarts, without_replay, who_never_reads):
+        part()
+    print(f"{checks} checks of K/V events, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
