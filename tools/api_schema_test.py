@@ -203,6 +203,8 @@ def facts(server):
     check_reply(server, "/v1/chat/completions/render", "post", {"messages": USER})
     check_reply(server, "/v1/completions/render", "post", {"prompt": ["a", "b"]})
     check_reply(server, "/flush_cache", "post")
+    for path, method in (("/sleep", "post"), ("/is_sleeping", "get"), ("/wake_up", "post")):
+        check_reply(server, path, method)
     check_reply(server, "/pause", "post")
     check_reply(server, "/resume", "post")
 

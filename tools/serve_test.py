@@ -438,6 +438,31 @@ def several_models():
     expect(refused.returncode == 64 and "need --models" in refused.stderr, f"--keep-alive alone: {refused.stderr}")
 
 
+def sleep():
+    """The program gives memory back, and answers as before when it is woken."""
+    def resident(process):
+        return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{process.pid}/status").read_text())[1]) << 10
+
+    def bare(path):
+        with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", method="POST"), timeout=60) as reply:
+            return json.loads(reply.read())
+    question = {"prompt": "12 plus 30 is", "max_tokens": 12, "temperature": 0}
+    port = free_port()
+    server = start_server(port, "--admin")
+    try:
+        before = post(port, "/v1/completions", question)["choices"]
+        weights = get(port, "/v1/models")[1]["data"][0]["meta"]["size"]
+        awake = resident(server)
+        expect(bare("/sleep") == {"is_sleeping": True}, "/sleep")
+        fallen = awake - resident(server)
+        expect(fallen >= weights, f"asleep it has {fallen} bytes less, of {awake}; weights are {weights}")
+        expect(bare("/wake_up") == {"is_sleeping": False}, "/wake_up")
+        expect(post(port, "/v1/completions", question)["choices"] == before, "the same answer after a sleep")
+        bare("/sleep")
+    finally:
+        stop(server)  # asleep
+
+
 class Collector(http.server.BaseHTTPRequestHandler):
     """Takes spans; at /hangs/v1/traces it takes them and never answers."""
     taken, over = [], threading.Event()
@@ -518,7 +543,7 @@ def completion():
     expect("-l device -x -a 'auto cpu cuda'" in fish and "-l drafter -r -a 'ngram demo'" in fish, "fish knows values")
 
 
-for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, traces, completion]:
+for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, sleep, traces, completion]:
     try:
         part()
     except Exception as error:

@@ -28,7 +28,8 @@ HttpOptions agent_options(const ServerOptions& o) { return beside(o, o.agent_por
 
 HttpReply ready_reply(Health health) {
     if (health == Health::ok || health == Health::failed) return live_reply(health);
-    HttpReply reply{503, health == Health::draining ? R"({"status":"draining"})" : R"({"status":"loading"})"};
+    const char* word = health == Health::draining ? "draining" : health == Health::asleep ? "asleep" : "loading";
+    HttpReply reply{503, fmt::format(R"({{"status":"{}"}})", word)};
     reply.headers.emplace_back("Retry-After", "2");
     return reply;
 }

@@ -18,10 +18,10 @@ HttpOptions management_options(const ServerOptions& o);
 HttpOptions agent_options(const ServerOptions& o);
 
 /// What probes want to know.
-enum class Health { ok, loading, draining, failed };
+enum class Health { ok, loading, asleep, draining, failed };
 /// Whether requests are answered: 200, 503 or 500.
 HttpReply ready_reply(Health health);
-/// Whether the process is of use, also while it loads or drains: 200 or 500.
+/// Whether the process is of use, also while it loads, sleeps or drains: 200 or 500.
 HttpReply live_reply(Health health);
 
 /// For what the management port does not tell.

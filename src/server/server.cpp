@@ -12,6 +12,7 @@
 #include "server/http/authority.h"
 #include "server/management.h"
 #include "server/model_pool.h"
+#include "server/only_model.h"
 #include "server/openapi/openapi.h"
 #include "server/page/page.h"
 
@@ -81,7 +82,6 @@ struct Server::Impl {
     std::optional<HttpReply> pass(const HttpRequest& request, const Known& known, Port port);
     Outcome handle(HttpRequest& request, const ReplyFacts* early);
     Outcome dispatch(HttpRequest& request, const Known& known, const ReplyFacts* early);
-    void trace(const HttpRequest& request, const Known& known, int status);
     ApiContext context(const ModelLease& model, const HttpRequest& request, const Known& known, WorkBudget& work) {
         return {.model = model,
                 .engine = *model->engine,
@@ -91,7 +91,7 @@ struct Server::Impl {
                 .responses = responses,
                 .live = live,
                 .traces = traces,
-                .trace = trace_of(traces, request, known.method, known.label),
+                .trace = trace_of(traces, request, known),
                 .log = log,
                 .isolation = access.isolation(request),
                 .session = session_in_headers(request),
@@ -105,7 +105,7 @@ struct Server::Impl {
         const bool socket = find_route(request.path, request.method).route == Route::responses_socket;
         return socket ? std::make_shared<ResponseSession>(responses) : nullptr;
     }
-    bool ready() const { return pool || only != nullptr; }
+    bool ready() const { return pool || only.state() == OnlyModel::State::awake; }
     bool broken() const;
     Health health() const;
     std::vector<EngineFacts> engines();
@@ -121,8 +121,12 @@ struct Server::Impl {
         };
     }
     std::vector<ModelStatus> models() const;
-    /// Null: it is still being loaded.
-    ModelLease only_model() const { return {ModelLease(), only.load()}; }
+    /// Throws if it is not there.
+    ModelLease only_model() const {
+        ModelLease model = only.lease();
+        if (!model) throw only.absent();
+        return model;
+    }
     const std::string& default_model() const { return pool ? pool->first() : options.model; }
     std::string pooled(std::string_view asked) const;
     std::string asked_model(const Known& known, const json::object& body) const;
@@ -142,8 +146,7 @@ struct Server::Impl {
     LiveRequests live;
     RequestLog log;
     Traces traces;
-    ServedModel loaded;  // nobody reads it before `only` points there
-    std::atomic<const ServedModel*> only = nullptr;
+    OnlyModel only;
     std::unique_ptr<ModelPool> pool;  // of several; null: there is only one
     std::atomic<bool> draining = false, failed = false;
     FreeWeight weight;  // of the agent's thread
@@ -192,20 +195,24 @@ std::optional<HttpReply> Server::Impl::pass(const HttpRequest& request, const Kn
     if (known.route == Route::responses_socket && !same_name(request.header("upgrade"), "websocket"))
         throw ApiError(426, "this path takes POST, or GET to open a WebSocket: send Upgrade: websocket");
     if (draining) throw not_ready("the server is shutting down");
-    if (!ready()) throw not_ready("the model is being loaded");
+    if (!ready() && !known.about_sleep()) throw only.absent();
     return std::nullopt;
 }
 
 /// The engine has ended: it said so, or refused a request for it.
 bool Server::Impl::broken() const {
     if (failed || (pool && pool->broken())) return true;
-    const ServedModel* const model = only;
-    return model != nullptr && model->engine->stats().broken;
+    const ModelLease model = only.lease();
+    return model && model->engine->stats().broken;
 }
 
 Health Server::Impl::health() const {
     if (broken()) return Health::failed;
-    return draining ? Health::draining : ready() ? Health::ok : Health::loading;
+    if (draining) return Health::draining;
+    if (ready()) return Health::ok;
+    const OnlyModel::State state = only.state();
+    const bool sleeps = state == OnlyModel::State::asleep || state == OnlyModel::State::falling_asleep;
+    return sleeps ? Health::asleep : Health::loading;
 }
 
 /// Of what is loaded.
@@ -213,7 +220,7 @@ std::vector<EngineFacts> Server::Impl::engines() {
     std::vector<EngineFacts> out;
     if (pool)
         for (const ModelLease& model : pool->loaded()) out.push_back(engine_facts(model, true));
-    else if (const ModelLease model = only_model()) out.push_back(engine_facts(model, false));
+    else if (const ModelLease model = only.lease()) out.push_back(engine_facts(model, false));
     return out;
 }
 
@@ -228,7 +235,8 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
         return get_response(responses, access.isolation(request), rest_of(request.path, known), request.query);
     if (known.route == Route::delete_response)
         return delete_response(responses, access.isolation(request), rest_of(request.path, known));
-    if (!ready()) throw not_ready("the model is being loaded");
+    if (known.route == Route::is_sleeping) return get_is_sleeping(only);
+    if (!pool && only.state() == OnlyModel::State::loading) throw only.absent();
     if (known.route == Route::models) return get_models(models());
     if (known.route == Route::server_info) return get_server_info(models().front());
     if (known.route == Route::loads) return get_loads(total_of(engines()));
@@ -259,7 +267,7 @@ ServedModel Server::Impl::served(const std::string& name, Engine& engine) const 
 
 std::vector<ModelStatus> Server::Impl::models() const {
     if (pool) return pool->list();
-    return {{options.model, ModelState::ready, "", only.load()->engine->info()}};
+    return {{options.model, ready() ? ModelState::ready : ModelState::unloaded, "", only.info()}};
 }
 
 /// The model of several that a request means which asks for this name.
@@ -338,19 +346,8 @@ Outcome Server::Impl::handle(HttpRequest& request, const ReplyFacts* early) {
     if (std::holds_alternative<std::shared_ptr<LaterReply>>(outcome)) return outcome;
     const auto* reply = std::get_if<HttpReply>(&outcome);
     metrics.replied(known.label, reply != nullptr ? reply->status : 200);
-    if (reply != nullptr) trace(request, known, reply->status);
+    if (reply != nullptr) trace_reply(traces, request, known, reply->status);
     return outcome;
-}
-
-/// Of a request that was answered without the engine, or refused. Those that the door answers are not traced.
-void Server::Impl::trace(const HttpRequest& request, const Known& known, int status) {
-    std::optional<TracedRequest> traced = trace_of(traces, request, known.method, known.label);
-    if (!traced) return;
-    traced->ended = std::chrono::steady_clock::now();
-    traced->status = status;
-    traced->failed = status >= 500;
-    if (status >= 400) traced->error = std::to_string(status);
-    traces.add(std::move(*traced));
 }
 
 Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const ReplyFacts* early) {
@@ -363,6 +360,10 @@ Outcome Server::Impl::dispatch(HttpRequest& request, const Known& known, const R
     json::object body = nothing ? json::object() : parse_body(request.body, work);
     if (known.route == Route::responses_socket && !take_message(body)) return HttpReply{204, ""};
     if (known.route == Route::load_model || known.route == Route::unload_model) return steer_model(body, known, work);
+    if (known.about_sleep() && pool)
+        throw ApiError(400, "a server with several models does not sleep: POST /models/unload puts one away");
+    if (known.route == Route::sleep) return post_sleep(only, live, request.query, work);
+    if (known.route == Route::wake_up) return post_wake_up(only, work);
     if (known.route == Route::abort_request) return post_abort_request(live, access.isolation(request), body);
     if (pool && early == nullptr && !request.session)
         if (auto waits = later(request, known, body, work)) return waits;
@@ -377,10 +378,13 @@ Server::~Server() = default;
 int Server::port() const { return impl_->http.port(); }
 int Server::management_port() const { return impl_->management ? impl_->management->port() : 0; }
 int Server::agent_port() const { return impl_->agent ? impl_->agent->port() : 0; }
-void Server::serve(Engine& engine) {
-    impl_->loaded = impl_->served(impl_->options.model, engine);
-    impl_->only = &impl_->loaded;
+void Server::serve(std::unique_ptr<Engine> engine, std::function<std::unique_ptr<Engine>()> open) {
+    const auto own = [make = impl_->make_served(), name = impl_->options.model](std::unique_ptr<Engine> given) {
+        return make(name, std::move(given));
+    };
+    impl_->only.serve(own(std::move(engine)), [own, open = std::move(open)] { return own(open()); });
 }
+void Server::serve(Engine& engine) { impl_->only.serve(impl_->served(impl_->options.model, engine), {}); }
 bool Server::engine_failed() const { return impl_->broken(); }
 
 void Server::drain(std::chrono::milliseconds grace) {

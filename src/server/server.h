@@ -1,6 +1,7 @@
 // The server: OpenAI's and Anthropic's APIs in front of an Engine.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,7 +55,10 @@ class Server {
     /// 0: there is none.
     int management_port() const;
     int agent_port() const;
-    /// The model is loaded. The engine must outlive the server. REQUIRES that there are not several.
+    /// The model is loaded; `open` loads it once more when it has slept, and throws Error. REQUIRES that there are not
+    /// several.
+    void serve(std::unique_ptr<Engine> engine, std::function<std::unique_ptr<Engine>()> open);
+    /// The same of one that must outlive the server, and so cannot sleep.
     void serve(Engine& engine);
     /// The engine has ended by itself (its device failed): the process should too.
     bool engine_failed() const;

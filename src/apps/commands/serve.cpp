@@ -128,12 +128,11 @@ std::pair<const char*, const char*> try_first(const EngineInfo& info) {
     return {"completions", R"({"prompt": "12 plus 30 is", "max_tokens": 16})"};
 }
 
-void announce(const Engine& engine, const server::ServerOptions& options, bool demo, int port, double seconds,
+void announce(const EngineInfo& info, const server::ServerOptions& options, bool demo, int port, double seconds,
               LogWriter& log) {
     const auto say = [&log]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
         log.write(fmt::format(format, std::forward<Args>(args)...));
     };
-    const EngineInfo info = engine.info();
     const std::string url = url_of(options.http, port);
     const std::string kv = info.k_dtype == info.v_dtype
                                ? dtype_name(info.k_dtype)
@@ -200,7 +199,6 @@ int serve(ServerFlags o) {
     server::ServerOptions options = server_options(o, log);
     DiskWarnings warnings(log);  // hears of records that the engine cannot save as it ends
     std::unique_ptr<KvEvents> events;
-    std::unique_ptr<Engine> engine;  // outlives the server
     if (!o.models.empty()) options.several = several_models(o, warnings, log);
     server::Server server(options);
     if (options.management_port) log.write(management_line(options, server.management_port()));
@@ -212,9 +210,11 @@ int serve(ServerFlags o) {
         log.write(fmt::format("events  {} topic {}{}", events->endpoint(), o.events.topic,
                               events->replay().empty() ? "" : ", replay " + events->replay()));
     if (o.models.empty()) {
-        engine = open_server_engine(o, warnings, log);
-        server.serve(*engine);
-        announce(*engine, options, o.model.model.empty(), server.port(),
+        const auto open = [&] { return open_server_engine(o, warnings, log); };
+        auto engine = open();
+        const EngineInfo info = engine->info();
+        server.serve(std::move(engine), open);
+        announce(info, options, o.model.model.empty(), server.port(),
                  std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
     } else {
         announce_several(options, server.port(), log);

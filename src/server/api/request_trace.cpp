@@ -24,17 +24,26 @@ std::string_view operation_of(std::string_view route) {
 
 }  // namespace
 
-std::optional<TracedRequest> trace_of(const Traces& traces, const HttpRequest& request, std::string_view method,
-                                      std::string_view route) {
+std::optional<TracedRequest> trace_of(const Traces& traces, const HttpRequest& request, const Known& known) {
     auto context = traces.begin(request.headers);
     if (!context) return std::nullopt;
     TracedRequest out;
     out.context = std::move(*context);
-    out.method = method;
-    out.route = route;
+    out.method = known.method;
+    out.route = known.label;
     out.request_id = request.header("x-request-id");
     out.received = request.received;
     return out;
+}
+
+void trace_reply(Traces& traces, const HttpRequest& request, const Known& known, int status) {
+    std::optional<TracedRequest> traced = trace_of(traces, request, known);
+    if (!traced) return;
+    traced->ended = std::chrono::steady_clock::now();
+    traced->status = status;
+    traced->failed = status >= 500;
+    if (status >= 400) traced->error = std::to_string(status);
+    traces.add(std::move(*traced));
 }
 
 RequestTrace::RequestTrace(Traces& traces, TracedRequest request, const GenerationRequest& asked,

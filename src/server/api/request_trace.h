@@ -5,13 +5,16 @@
 #include <vector>
 
 #include "server/api/generation_request.h"
+#include "server/api/routes.h"
 #include "server/traces/traces.h"
 
 namespace riptide::server {
 
 /// A request with what is known of it before it is answered. nullopt: it is not traced.
-std::optional<TracedRequest> trace_of(const Traces& traces, const HttpRequest& request, std::string_view method,
-                                      std::string_view route);
+std::optional<TracedRequest> trace_of(const Traces& traces, const HttpRequest& request, const Known& known);
+
+/// Tells of one that was answered without the engine, or refused.
+void trace_reply(Traces& traces, const HttpRequest& request, const Known& known, int status);
 
 /// Of one that the engine is asked. Each function by one thread at a time; it must not outlive `traces`.
 class RequestTrace {

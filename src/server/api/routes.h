@@ -20,6 +20,7 @@ enum class Route {
     models,  // to here
     model,
     props,
+    is_sleeping,
     requests,
     request,
     abort_request,
@@ -54,6 +55,8 @@ enum class Route {
     resume,
     update_weights,
     flush_cache,
+    sleep,
+    wake_up,
     load_model,
     unload_model
 };
@@ -76,6 +79,8 @@ struct Known {
     bool management() const { return route >= Route::health && route <= Route::models; }
     /// Ollama's API.
     bool ollama() const { return route >= Route::ollama_chat && route <= Route::ollama_refused; }
+    /// Asked of a server that sleeps, too.
+    bool about_sleep() const { return route == Route::sleep || route == Route::wake_up; }
     /// Changes the server for everybody: only where ServerOptions::admin allows it.
     bool admin() const { return route >= Route::pause; }
 };
