@@ -146,6 +146,8 @@ class PrefixCache {
     /// From now on what is published (but for side requests and Mark::interval) goes to `shared` too, under names that
     /// begin with that of the weights, and others' state may be fetched from there; null: neither.
     void use_shared(SharedStore* shared);
+    /// Whether there is one, and it answers.
+    bool shares() const { return shared_ != nullptr && shared_->usable(); }
     /// State that a prompt could start from, and that neither memory nor the tiers here hold.
     struct Wanted {
         struct End {

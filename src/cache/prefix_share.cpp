@@ -70,7 +70,7 @@ bool PrefixCache::share_some() {
 
 PrefixCache::Wanted PrefixCache::wanted(const PrefixRequest& request, std::span<const int64_t> lengths) const {
     Wanted wanted;
-    if (shared_ == nullptr || host_ == nullptr || !shared_->usable()) return wanted;
+    if (host_ == nullptr || !shares()) return wanted;
     Plan best = plan(request, true);
     wanted.held = best.length;
     wanted.time = forgotten_;

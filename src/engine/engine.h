@@ -103,7 +103,8 @@ struct EngineStats {
     int64_t used_pages = 0, cached_pages = 0;  // that answers need now, that the prefix cache holds; some are both
     int64_t checkpoints = 0, checkpoint_bytes = 0;
     int64_t host_tier_bytes = 0, disk_tier_bytes = 0, damaged_records = 0, failed_writes = 0;
-    int64_t fetching = 0;  // of the waiting: requests whose state is looked for in the shared tier
+    int64_t shared_ready = 0;  // 1: the weights' digest is known and the shared tier answers
+    int64_t fetching = 0;      // of the waiting: requests whose state is looked for in the shared tier
     int64_t shared_hits = 0, shared_misses = 0, shared_errors = 0, shared_rejected = 0, shared_written = 0;  // records
     int64_t shared_dropped = 0;                               // records that were to be written faster than they could
     int64_t shared_read_bytes = 0, shared_written_bytes = 0;  // of records

@@ -87,6 +87,8 @@ void draft_part(EngineFamilies& f) {
 }
 
 void shared_part(EngineFamilies& f) {
+    f.single("shared_ready", "1: the weights' digest is known and the shared tier answers", "gauge",
+             &EngineStats::shared_ready);
     f.single("shared_fetching", "Requests whose state is looked for in the shared tier", "gauge",
              &EngineStats::fetching);
     f.labelled("shared_requests_total", "Requests whose state was looked for there", "counter", "result",

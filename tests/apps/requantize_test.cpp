@@ -187,7 +187,7 @@ TEST_F(Requantize, what_cannot_run_is_refused_before_the_work) {
         return "";
     };
     EXPECT_NE(refused(open_checkpoint(demo_path()), "q9").find("q4_k_m"), std::string::npos);
-    EXPECT_NE(refused(open_checkpoint(demo_path()), "iq3_s").find("no quantiser"), std::string::npos);
+    EXPECT_NE(refused(open_checkpoint(demo_path()), "iq1_s").find("no quantiser"), std::string::npos);
     EXPECT_NE(refused(open_checkpoint(fixture_path("dflash_zlab")), "q8_0"), "");
     std::string bytes = read_file(synth("bf16"), int64_t{64} << 20);
     const std::string name = "blk.2.attn_q.weight";

@@ -27,14 +27,12 @@ class SharedTier : public ::testing::Test {
         o.digests = folder + "/digests";
         o.shared_cache = "dir:" + folder + "/place";
         o.shared_cache_key = folder + "/" + secret;
-        std::atomic<bool> known = fs::exists(o.digests);
-        o.on_disk_news = [&](const std::string&) { known = true; };
         auto engine = Engine::open(demo_path(), o);
-        for (int i = 0; i < 500 && !known; ++i) {
+        for (int i = 0; i < 2000 && engine->stats().shared_ready == 0; ++i) {
             ask(*engine, continuation({1, 2, 3}, 1));
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
-        EXPECT_TRUE(known);
+        EXPECT_EQ(engine->stats().shared_ready, 1);
         return engine;
     }
     static Request turn(const json::array& messages) {

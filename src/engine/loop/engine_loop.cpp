@@ -58,7 +58,6 @@ void EngineLoop::add(std::unique_ptr<Job> fresh) {
         stats_.dropped_tokens += job.compression.original - job.compression.kept;
         if (machine_.options().on_compressed) machine_.options().on_compressed(job.compression);
     }
-    job.salt.origin = job.deterministic ? "prefill" : "";
     // The others restore what the first keeps, unless it keeps nothing.
     job.held_from = machine_.prefix() == nullptr || job.cuts.empty() ? std::ssize(job.answers) : 1;
     for (int64_t i = 0; i < job.held_from; ++i) schedule(*job.answers[static_cast<size_t>(i)]);
@@ -353,6 +352,7 @@ void EngineLoop::report(EngineStats& stats) const {
     if (const HostStore* host = machine_.host_tier()) stats.host_tier_bytes = host->bytes();
     if (const SharedStore* shared = machine_.shared_tier()) {
         const SharedStore::Stats s = shared->stats();
+        stats.shared_ready = machine_.prefix() != nullptr && machine_.prefix()->shares() ? 1 : 0;
         stats.shared_hits = s.hits;
         stats.shared_misses = s.misses;
         stats.shared_errors = s.errors;

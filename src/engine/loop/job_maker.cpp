@@ -100,6 +100,7 @@ std::unique_ptr<Job> JobMaker::make(Request&& request, Sink&& sink, WorkBudget* 
     job->prompt_logprobs = request.prompt_logprobs;
     job->hash_logits = request.hash_logits;
     job->deadline = request.deadline;
+    job->salt.origin = job->deterministic ? "prefill" : "";
     job->salt.prompt = text_.fingerprint();
     job->salt.isolation = request.isolation;
     if (!request.session.empty()) job->cache_session = key_number(request.isolation, request.session, secret_);
