@@ -72,6 +72,7 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
 
 PrefixCache::~PrefixCache() {
     forget();
+    tell_cleared(CacheTier::host);  // which goes with the engine
     if (host_ != nullptr) host_->on_change({});
     if (disk_ != nullptr) disk_->on_change({});
 }

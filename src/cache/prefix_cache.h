@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <deque>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -164,13 +164,14 @@ class PrefixCache {
     Wanted wanted(const PrefixRequest& request, std::span<const int64_t> lengths) const;
     /// What to look for: the pages, then the ends.
     std::shared_ptr<SharedLookup> lookup_of(const Wanted& wanted) const;
-    /// Bytes of what `end` needs, and blocks of memory for it; null when there is no room for it in the host tier.
+    /// Bytes of what `end` needs, and blocks of memory for it; null when it and `beside`, bytes that are on their way,
+    /// are more than the host tier may hold.
     int64_t load_bytes(const Wanted& wanted, const Wanted::End& end) const;
-    std::shared_ptr<SharedLoad> load_of(const Wanted& wanted, const Wanted::End& end);
+    std::shared_ptr<SharedLoad> load_of(const Wanted& wanted, const Wanted::End& end, int64_t beside = 0);
     /// What was loaded to the host tier, where attach finds it.
     void take(const Wanted& wanted, const Wanted::End& end, SharedLoad& load);
-    /// Gives the shared store some of what is to be written: up to 16 MiB, at a time when nobody waits. Whether more is
-    /// left that it would take.
+    /// Gives the shared store some of what is to be written: up to 16 MiB, at a time when nobody waits. Whether it took
+    /// any: there may be more.
     bool share_some();
 
     const Stats& stats() const { return stats_; }

@@ -49,15 +49,18 @@ void PrefixCache::share(Node& node, Checkpoint& checkpoint) {
 bool PrefixCache::share_some() {
     if (shared_ == nullptr) return false;
     shared_->reap();
-    for (Record& record : shared_next_) {
+    if (!shared_->usable()) return false;
+    size_t given = 0;
+    for (; given < shared_next_.size(); ++given) {
+        Record& record = shared_next_[given];
+        const int64_t waiting = shared_->pending_bytes();
+        if (waiting > 0 && waiting + record.payload_bytes() > SharedStore::kMostPending) break;
         for (const HostBytes& part : record.parts) heap_->wait(*part);
         shared_->put_later(shared_name(record.id), record.tag, std::move(record.parts));
     }
-    shared_next_.clear();
-    if (!shared_->usable()) return false;
-    int64_t bytes = shared_->pending_bytes();
-    const int64_t most = std::min(SharedStore::kMostPending, bytes + kShareAtOnce);
-    for (; !unshared_.empty() && bytes < most; unshared_.pop_front()) {
+    shared_next_.erase(shared_next_.begin(), shared_next_.begin() + static_cast<ptrdiff_t>(given));
+    if (!shared_next_.empty()) return given > 0;
+    for (int64_t bytes = 0; !unshared_.empty() && bytes < kShareAtOnce; unshared_.pop_front()) {
         const auto [node, checkpoint] = unshared_.front();
         if (shared_->known(shared_name(key_of(*node, checkpoint)))) continue;
         std::optional<Record> record = record_of(*node, checkpoint);
@@ -65,7 +68,7 @@ bool PrefixCache::share_some() {
         bytes += record->payload_bytes();
         shared_next_.push_back(std::move(*record));
     }
-    return !unshared_.empty() || !shared_next_.empty();
+    return given > 0 || !shared_next_.empty();
 }
 
 PrefixCache::Wanted PrefixCache::wanted(const PrefixRequest& request, std::span<const int64_t> lengths) const {
@@ -106,8 +109,9 @@ int64_t PrefixCache::load_bytes(const Wanted&, const Wanted::End& end) const {
            transfer_.state_bytes(end.length);
 }
 
-std::shared_ptr<SharedLoad> PrefixCache::load_of(const Wanted& wanted, const Wanted::End& end) {
-    if (wanted.time != forgotten_ || shared_ == nullptr || load_bytes(wanted, end) > host_->budget()) return nullptr;
+std::shared_ptr<SharedLoad> PrefixCache::load_of(const Wanted& wanted, const Wanted::End& end, int64_t beside) {
+    if (wanted.time != forgotten_ || shared_ == nullptr || load_bytes(wanted, end) + beside > host_->budget())
+        return nullptr;
     const auto rows = static_cast<int64_t>(page_rows_);
     auto load = std::make_shared<SharedLoad>();
     const auto add = [&](const RecordKey& id, std::initializer_list<int64_t> sizes) {

@@ -145,11 +145,27 @@ void Engine::Impl::run() {
 /// Until there is news, or the next deadline. Meanwhile others get what they may share.
 void Engine::Impl::wait(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
-    const bool more = loop.share_some();
+    const bool more = share_some();
     lock.lock();
+    if (!failure.empty()) return;
     const std::chrono::microseconds left(std::max<int64_t>(0, nearest_deadline() - loop.now_us()));
     const auto time = std::min<std::chrono::microseconds>(left, more ? kShareAgain : kIdleCheck);
-    if (!wake.wait_for(lock, time, [&] { return news.load(); }) && !more) check_idle();
+    if (wake.wait_for(lock, time, [&] { return news.load(); })) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - checked < kIdleCheck && more) return;
+    checked = now;
+    check_idle();
+}
+
+/// Without the mutex.
+bool Engine::Impl::share_some() {
+    try {
+        return loop.share_some();
+    } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        failure = fmt::format("the engine has failed: {}", error.what());
+        return false;
+    }
 }
 
 void Engine::Impl::report() {
@@ -177,6 +193,7 @@ void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
     std::vector<std::unique_ptr<Job>> jobs = std::exchange(inbox, {});
     const std::vector<RequestId> ids = std::exchange(cancels, {});
     back = false;
+    std::string failed;
     lock.unlock();  // sinks may submit and cancel
     for (auto& job : jobs) {
         if (job->plan) scoring->add(std::move(job));
@@ -190,10 +207,15 @@ void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
         else loop.cancel(id);
     }
     if (scoring) take_scored();
-    if (fetches)
-        for (auto& job : fetches->take_ready(loop.now_us())) loop.add(std::move(job));
+    try {
+        if (fetches && !loading)
+            for (auto& job : fetches->take_ready(loop.now_us())) loop.add(std::move(job));
+    } catch (const std::exception& error) {
+        failed = error.what();
+    }
     loop.expire();
     lock.lock();
+    if (!failed.empty()) failure = fmt::format("the engine has failed: {}", failed);
 }
 
 /// Prompts that are short now go the way of all others.
@@ -208,7 +230,7 @@ void Engine::Impl::take_scored() {
 
 /// Lets it run, once what others may have computed of its prompt is here.
 void Engine::Impl::begin(std::unique_ptr<Job> job) {
-    if (!fetches || !fetches->add(job, facts.model.vocab_size, loop.now_us())) loop.add(std::move(job));
+    if (!fetches || loading || !fetches->add(job, facts.model.vocab_size, loop.now_us())) loop.add(std::move(job));
 }
 
 void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
@@ -245,11 +267,17 @@ void Engine::Impl::load(std::unique_ptr<Checkpoint> checkpoint) {
         machine.use_on_this_thread();
         machine.replace(std::move(checkpoint));
     };
+    // What is fetched is of the old weights, and the machine is the other thread's until it is done.
+    if (fetches)
+        for (auto& job : fetches->remove_all()) loop.add(std::move(job));
+    loading = true;
     try {
-        std::future<void> loading = std::async(std::launch::async, replace);
-        hear_until(loading);
-        loading.get();
+        std::future<void> done = std::async(std::launch::async, replace);
+        hear_until(done);
+        done.get();
+        loading = false;
     } catch (...) {
+        loading = false;
         const std::exception_ptr why = std::current_exception();
         try {
             if (machine.usable()) loop.renew_drafter();  // the old weights are in another place now
@@ -297,7 +325,7 @@ void Engine::Impl::end(std::unique_lock<std::mutex>& lock) {
         loop.learn_weights();
         machine.prefix()->persist();
         const auto end = std::chrono::steady_clock::now() + kShareAtEnd;
-        while (loop.share_some() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kShareAgain);
+        while (share_some() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kShareAgain);
     }
     lock.lock();
     report();

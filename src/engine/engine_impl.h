@@ -78,6 +78,7 @@ struct Engine::Impl {
     void run();
     void take_scored();
     void begin(std::unique_ptr<Job> job);
+    bool share_some();
     void report();
     void take_news(std::unique_lock<std::mutex>& lock);
     void wait(std::unique_lock<std::mutex>& lock);
@@ -106,6 +107,7 @@ struct Engine::Impl {
     std::vector<std::unique_ptr<Job>> inbox;
     std::vector<RequestId> cancels;
     bool paused = false, draining = false, stopping = false;
+    bool loading = false;   // the engine thread's: the machine is another thread's for the moment
     bool back = false;      // the scorer has done a prompt, or the shared tier has answered
     bool stepping = false;  // the engine thread works without the mutex
     bool quiet = true;      // no request is left
@@ -116,7 +118,8 @@ struct Engine::Impl {
     EngineInfo facts;
     EngineStats stats;
 
-    std::atomic<bool> news = false;  // something above waits for the engine thread
+    std::chrono::steady_clock::time_point checked{};  // check_idle(); the engine thread's
+    std::atomic<bool> news = false;                   // something above waits for the engine thread
     std::thread thread;
     std::unique_ptr<ScoringQueue> scoring;  // the engine thread's; beside compressor
     std::unique_ptr<FetchQueue> fetches;    // the engine thread's; beside a shared tier

@@ -61,12 +61,15 @@ void OnlyModel::sleep(bool forget, const std::function<void(const Engine&)>& beg
     settle(lock, work);
     if (state_ == State::asleep) return;
     if (!open_) throw ApiError(400, "this server was not told how to load its model again, so it cannot sleep");
-    const int64_t version = model_->engine->info().version;
-    if (version != 1 && !forget)
-        throw ApiError(409, fmt::format("the weights are no longer the file's (version {}), and would be lost: "
-                                        "POST /sleep?level=2 may lose them",
-                                        version));
     ModelLease mine = model_;
+    const auto refuse_to_lose = [&] {
+        const int64_t version = mine->engine->info().version;
+        if (version != 1 && !forget)
+            throw ApiError(409, fmt::format("the weights are no longer the file's (version {}), and would be lost: "
+                                            "POST /sleep?level=2 may lose them",
+                                            version));
+    };
+    refuse_to_lose();
     become(State::falling_asleep, nullptr);
     lock.unlock();
     try {
@@ -74,6 +77,7 @@ void OnlyModel::sleep(bool forget, const std::function<void(const Engine&)>& beg
         mine->engine->drain(&work);
         // Replies hold it until their clients have read them. Nobody can get it any more, so this only falls.
         for (; mine.use_count() > 1; std::this_thread::sleep_for(kLookAgain)) work.look();
+        refuse_to_lose();  // /update_weights may have been under way
         if (forget) mine->engine->forget_cache(&work);
     } catch (...) {
         mine->engine->resume();

@@ -194,6 +194,19 @@ TEST_F(FetchQueueTest, requests_can_leave_and_their_deadlines_count) {
     EXPECT_EQ(queue->look_us(), std::numeric_limits<int64_t>::max());
 }
 
+TEST_F(FetchQueueTest, of_several_that_want_the_same_one_fetches_it) {
+    for (RequestId id = 1; id <= 4; ++id) ASSERT_TRUE(add(id));
+    place->let(4, kMany);
+    std::vector<std::unique_ptr<Job>> all;
+    EXPECT_TRUE(wait_until([&] {
+        for (auto& one : queue->take_ready(0)) all.push_back(std::move(one));
+        return all.size() == 4;
+    }));
+    EXPECT_EQ(queue->stats().fetched, 4);
+    EXPECT_EQ(shared.stats().hits, 151) << "each record once";
+    EXPECT_EQ(cached(), 600);
+}
+
 TEST_F(FetchQueueTest, short_prompts_and_those_that_are_read_whole_do_not_ask) {
     auto whole = job();
     whole->prompt_logprobs = true;

@@ -125,6 +125,29 @@ TEST_F(SharedTier, a_place_that_lies_or_is_another_fleets_is_a_miss_and_the_word
     EXPECT_EQ(ask(*engine, turn(messages)).tokens, expected.tokens) << "gone while it is used";
 }
 
+// While weights are loaded the machine is another thread's; requests come meanwhile, and long ones would fetch.
+TEST_F(SharedTier, requests_that_come_while_weights_are_loaded_get_their_words) {
+    json::array messages = opening();
+    const Heard first = ask(*open(), turn(messages));
+    go_on(messages, first);
+    const Heard expected = ask(*Engine::open(demo_path(), demo_options()), turn(messages));
+    const auto engine = open();
+    std::atomic<bool> over = false;
+    std::thread loader([&] {
+        for (int i = 0; i < 8; ++i) engine->reload(demo_path());
+        over = true;
+    });
+    int answers = 0;
+    for (; !over || answers < 4; ++answers) {
+        Listener listener;
+        Request request = turn(messages);
+        request.want_tokens = true;
+        engine->submit(std::move(request), listener.sink(0));
+        EXPECT_EQ(listener.answer(0).tokens, expected.tokens);
+    }
+    loader.join();
+}
+
 TEST_F(SharedTier, what_cannot_be_shared_is_said_before_anything_is_loaded) {
     const auto refused = [&](const std::string& place, const std::string& key, int64_t host_bytes = 1 << 20) {
         EngineOptions o = demo_options();

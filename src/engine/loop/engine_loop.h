@@ -75,8 +75,11 @@ class EngineLoop {
 
     /// Machine::learn_weights.
     void learn_weights() { cache_changes_ += machine_.learn_weights() ? 1 : 0; }
-    /// PrefixCache::share_some.
-    bool share_some() { return machine_.prefix() != nullptr && machine_.prefix()->share_some(); }
+    /// PrefixCache::share_some, of weights that are still what they were.
+    bool share_some() {
+        learn_weights();
+        return machine_.prefix() != nullptr && machine_.prefix()->share_some();
+    }
     /// About how long it takes to read so many tokens of a prompt; 0: unknown.
     double read_seconds(int64_t tokens) const;
 

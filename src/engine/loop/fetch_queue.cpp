@@ -73,14 +73,27 @@ bool FetchQueue::begin_load(Fetch& fetch) {
         ++stats_.slower;
         return false;
     }
-    fetch.load = prefix_.load_of(fetch.wanted, *fetch.end);
+    for (const auto& [id, other] : fetches_)
+        if (other.load != nullptr && other.end->id.name == fetch.end->id.name && !other.load->cancel) {
+            fetch.load = other.load;
+            fetch.own = false;
+            return true;
+        }
+    fetch.load = prefix_.load_of(fetch.wanted, *fetch.end, loading_bytes());
     if (fetch.load == nullptr) return false;
     store_.load(fetch.load);
     return true;
 }
 
+int64_t FetchQueue::loading_bytes() const {
+    int64_t bytes = 0;
+    for (const auto& [id, fetch] : fetches_)
+        if (fetch.load != nullptr && fetch.own) bytes += prefix_.load_bytes(fetch.wanted, *fetch.end);
+    return bytes;
+}
+
 void FetchQueue::give_up(Fetch& fetch) {
-    if (fetch.load != nullptr) fetch.load->cancel = true;
+    if (fetch.load != nullptr && fetch.own) fetch.load->cancel = true;
     store_.give_up();
     ++stats_.late;
 }
@@ -96,12 +109,15 @@ bool FetchQueue::goes_on(Fetch& fetch, int64_t now_us) {
     }
     if (fetch.load != nullptr && fetch.load->done) {
         if (fetch.load->failed) return true;
-        prefix_.take(fetch.wanted, *fetch.end, *fetch.load);
+        if (fetch.own) prefix_.take(fetch.wanted, *fetch.end, *fetch.load);
         ++stats_.fetched;
         stats_.tokens += fetch.end->length - fetch.wanted.held;
         return true;
     }
-    if (fetch.job->deadline_us <= now_us) return true;
+    if (fetch.job->deadline_us <= now_us) {
+        if (fetch.load != nullptr && fetch.own) fetch.load->cancel = true;
+        return true;
+    }
     if (now_us < fetch.look_us) return false;
     if (fetch.load != nullptr) {
         const auto done = static_cast<double>(fetch.load->bytes),
@@ -132,7 +148,7 @@ std::vector<std::unique_ptr<Job>> FetchQueue::take_ready(int64_t now_us) {
 std::unique_ptr<Job> FetchQueue::remove(RequestId id) {
     const auto found = fetches_.find(id);
     if (found == fetches_.end()) return nullptr;
-    if (found->second.load != nullptr) found->second.load->cancel = true;
+    if (found->second.load != nullptr && found->second.own) found->second.load->cancel = true;
     std::unique_ptr<Job> job = std::move(found->second.job);
     fetches_.erase(found);
     return job;

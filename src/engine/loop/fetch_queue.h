@@ -13,8 +13,10 @@
 namespace riptide {
 
 /// A request waits here before the scheduler sees it, and no longer than is worth it: the place must have answered
-/// within a twentieth of the time that reading the prompt would take, and from then on the fetch must be on its way to
-/// end before that time. What was fetched lies in the host tier then, where attach finds it; else the prompt is read.
+/// within a twentieth of the time that reading the prompt would take (10 ms at least), and from then on the fetch must
+/// be on its way to end before 1.5 times that time. What was fetched lies in the host tier then, where attach finds it;
+/// else the prompt is read. Of several requests that want the same one fetches, and all together fetch no more at a
+/// time than the host tier may hold.
 ///
 /// All functions are for the engine's thread; none waits.
 class FetchQueue {
@@ -48,11 +50,13 @@ class FetchQueue {
         std::shared_ptr<SharedLookup> lookup;
         std::shared_ptr<SharedLoad> load;       // once it is known what is there
         const PrefixCache::Wanted::End* end{};  // that `load` leads to
+        bool own = true;                        // the load; else that of another request, which began it
         int64_t begun_us = 0, look_us = 0;
         double read_seconds = 0;  // of the prompt, from what is held on to the last end
     };
     bool goes_on(Fetch& fetch, int64_t now_us);
     bool begin_load(Fetch& fetch);
+    int64_t loading_bytes() const;
     void give_up(Fetch& fetch);
 
     PrefixCache& prefix_;
