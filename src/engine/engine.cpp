@@ -193,7 +193,6 @@ void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
     std::vector<std::unique_ptr<Job>> jobs = std::exchange(inbox, {});
     const std::vector<RequestId> ids = std::exchange(cancels, {});
     back = false;
-    std::string failed;
     lock.unlock();  // sinks may submit and cancel
     for (auto& job : jobs) {
         if (job->plan) scoring->add(std::move(job));
@@ -207,15 +206,10 @@ void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
         else loop.cancel(id);
     }
     if (scoring) take_scored();
-    try {
-        if (fetches && !loading)
-            for (auto& job : fetches->take_ready(loop.now_us())) loop.add(std::move(job));
-    } catch (const std::exception& error) {
-        failed = error.what();
-    }
+    if (fetches && !loading)
+        for (auto& job : fetches->take_ready(loop.now_us())) loop.add(std::move(job));
     loop.expire();
     lock.lock();
-    if (!failed.empty()) failure = fmt::format("the engine has failed: {}", failed);
 }
 
 /// Prompts that are short now go the way of all others.

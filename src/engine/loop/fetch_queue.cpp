@@ -1,6 +1,7 @@
 #include "engine/loop/fetch_queue.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -134,7 +135,12 @@ bool FetchQueue::goes_on(Fetch& fetch, int64_t now_us) {
 std::vector<std::unique_ptr<Job>> FetchQueue::take_ready(int64_t now_us) {
     std::vector<std::unique_ptr<Job>> out;
     for (auto entry = fetches_.begin(); entry != fetches_.end();) {
-        if (!goes_on(entry->second, now_us)) {
+        bool over = true;
+        try {
+            over = goes_on(entry->second, now_us);
+        } catch (const std::exception&) {  // the device: its next step says so
+        }
+        if (!over) {
             ++entry;
             continue;
         }
