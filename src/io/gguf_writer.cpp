@@ -150,9 +150,9 @@ void GgufWriter::set_array(std::string_view key, GgufType element, const json::a
     set(key, GgufValueType::array_of(element), values);
 }
 
-void GgufWriter::copy_metadata(const GgufFile& file) {
+void GgufWriter::copy_metadata(const GgufFile& file, std::string_view without) {
     for (const auto& entry : file.metadata())
-        if (!std::string_view(entry.key()).starts_with("split."))
+        if (const std::string_view key = entry.key(); !key.starts_with("split.") && !key.starts_with(without))
             set(entry.key(), file.type_of(entry.key()), entry.value());
 }
 

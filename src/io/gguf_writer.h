@@ -35,8 +35,8 @@ class GgufWriter {
     void set_strings(std::string_view key, std::span<const std::string> values);
     void set_array(std::string_view key, GgufType element, const json::array& values);
     /// Every key-value of `file` with its exact type, in its order, so that read, write, read loses nothing. Leaves out
-    /// the keys of a split model (split.*), since what is written is one file.
-    void copy_metadata(const GgufFile& file);
+    /// the keys of a split model (split.*), since what is written is one file, and those that begin with `without`.
+    void copy_metadata(const GgufFile& file, std::string_view without = "split.");
 
     /// Declares a tensor of row-major shape with 1 to 4 dimensions.
     void add_tensor(std::string_view name, DType dtype, std::span<const int64_t> shape);

@@ -134,8 +134,7 @@ ImportanceMatrix read_importance(const std::string& path) {
     return matrix;
 }
 
-void write_importance(const ImportanceMatrix& matrix, const std::string& path) {
-    GgufWriter writer(path);
+void write_importance(const ImportanceMatrix& matrix, GgufWriter& writer) {
     writer.set_string("general.type", "imatrix");
     writer.set_strings("imatrix.datasets", matrix.datasets);
     writer.set_u32("imatrix.chunk_count", static_cast<uint32_t>(matrix.chunk_count));

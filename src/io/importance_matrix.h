@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "io/gguf_writer.h"
+
 namespace riptide {
 
 /// By name of the GGUF tensor that the columns belong to.
@@ -30,8 +32,8 @@ struct ImportanceMatrix {
 /// or the other way round, numbers below zero or not finite, counts that are zero throughout or do not divide the sums.
 ImportanceMatrix read_importance(const std::string& path);
 
-/// Writes the GGUF form. Throws Error (io).
-void write_importance(const ImportanceMatrix& matrix, const std::string& path);
+/// Writes the GGUF form, and finishes the writer, which is new. Throws Error (io).
+void write_importance(const ImportanceMatrix& matrix, GgufWriter& writer);
 
 /// The mean square of each column's input, [matrices, cols], for the tensor `name` with that many matrices and columns.
 /// A matrix that no row reached gets 1 throughout; their number is added to `unreached`. `path` is for messages.

@@ -4,9 +4,13 @@
 #include <filesystem>
 
 #include "apps/commands/commands.h"
+#include "apps/convert/quantize_jobs.h"
 #include "apps/flags/model_flags.h"
 #include "apps/synth/random_checkpoint.h"
 #include "engine/loop/resources.h"
+#include "engine/prompt/loaded_text.h"
+#include "io/gguf_writer.h"
+#include "models/qwen3.h"
 #include "quant/codec.h"
 #include "tests/engine/engine_world.h"
 #include "tests/models/fixture.h"
@@ -43,6 +47,26 @@ class Requantize : public ::testing::Test {
     }
     std::unique_ptr<Checkpoint> loaded(const std::string& in, const std::string& mix, bool values = true) {
         return apps::requantize(open_checkpoint(in), {.mix = mix, .threads = 3, .values = values}, report);
+    }
+    /// A copy of a fixture that a test changes.
+    std::string copied(const std::string& fixture) const {
+        const std::string out = folder + "/" + fixture;
+        fs::copy(fixture_path(fixture), out, fs::copy_options::recursive);
+        return out;
+    }
+    /// Merges `fields` into a JSON file of objects.
+    static void change(const std::string& file, const json::object& fields) {
+        json::object whole = parse_json(read_file(file, 1 << 20), file).as_object();
+        for (const auto& [key, value] : fields) whole[key] = value;
+        write_file_atomic(file, json::serialize(whole));
+    }
+    static std::string refusal(const std::function<void()>& work) {
+        try {
+            work();
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "";
     }
     static uint64_t logits(std::unique_ptr<Checkpoint> checkpoint) {
         SessionOptions o;
@@ -90,11 +114,110 @@ TEST_F(Requantize, gives_keys_tensors_and_logits_of_the_file_that_quantize_write
         const auto file = open_checkpoint(quantized(in, mix));
         auto made = loaded(in, mix);
         ASSERT_EQ(report.kept_whole, "");
-        EXPECT_EQ(made->metadata(), file->metadata());
+        json::object keys = made->metadata();
+        for (const char* own : {"tokenizer", "tokenizer_config", "chat_template", "generation_config"}) keys.erase(own);
+        EXPECT_EQ(keys, file->metadata());
         expect_same_tensors(*made, *file);
         EXPECT_EQ(report.tensors, std::ssize(file->tensors()));
         EXPECT_EQ(report.stayed, 0);
         EXPECT_EQ(logits(std::move(made)), logits(open_checkpoint(file->path())));
+    }
+}
+
+TEST_F(Requantize, a_folder_keeps_its_rope) {
+    const std::string in = copied("qwen3_tied");
+    change(in + "/config.json", {{"rope_parameters",
+                                  {{"rope_theta", 5e5},
+                                   {"rope_type", "yarn"},
+                                   {"factor", 4.0},
+                                   {"original_max_position_embeddings", 1024},
+                                   {"beta_fast", 24.0},
+                                   {"attention_factor", 1.25},
+                                   {"partial_rotary_factor", 0.5}}}});
+    const auto rope_of = [](const Checkpoint& checkpoint) {
+        return dynamic_cast<const Qwen3&>(*load_model(checkpoint)).config().rope;
+    };
+    const RopeConfig own = rope_of(*open_checkpoint(in));
+    ASSERT_EQ(own.factor, 4);
+    for (const auto& made : {loaded(in, "q8_0"), open_checkpoint(quantized(in, "q8_0"))}) {
+        const RopeConfig rope = rope_of(*made);
+        EXPECT_EQ(rope.theta, own.theta);
+        EXPECT_EQ(rope.rotary_dim, 12);
+        EXPECT_EQ(rope.factor, own.factor);
+        EXPECT_EQ(rope.original_context, own.original_context);
+        EXPECT_EQ(rope.beta_fast, own.beta_fast);
+        EXPECT_EQ(rope.beta_slow, own.beta_slow);
+        EXPECT_NEAR(rope.magnitude, own.magnitude, 1e-6);
+    }
+    const std::string window = copied("laguna_xs2");
+    json::object parameters = fixture_config("laguna_xs2").at("rope_parameters").as_object();
+    parameters["sliding_attention"] = parameters.at("full_attention");
+    ASSERT_EQ(parameters.at("full_attention").at("rope_type").as_string(), "yarn");
+    change(window + "/config.json", {{"rope_parameters", parameters}});
+    EXPECT_NE(refusal([&] { loaded(window, "q4_0"); }).find("sliding layers with YaRN"), std::string::npos);
+}
+
+TEST_F(Requantize, a_folder_keeps_its_tokenizer_and_what_its_makers_say) {
+    const std::string in = copied("qwen35_moe");
+    change(in + "/tokenizer.json", {{"normalizer", {{"type", "NFC"}}}});
+    change(in + "/generation_config.json",
+           {{"eos_token_id", {0, 1, 5}}, {"default_chat_template_kwargs", {{"enable_thinking", false}}}});
+    const auto own = open_checkpoint(in), made = loaded(in, "q4_0");
+    ASSERT_EQ(made->format(), Checkpoint::Format::gguf);
+    const GenerationDefaults a = generation_defaults(*own), b = generation_defaults(*made);
+    EXPECT_EQ(b.source, a.source);
+    EXPECT_EQ(b.template_kwargs, a.template_kwargs);
+    EXPECT_EQ(b.sampling.temperature, a.sampling.temperature);
+    EXPECT_EQ(b.template_kwargs.size(), 1u);
+    const Tokenizer x = load_tokenizer(*own), y = load_tokenizer(*made);
+    EXPECT_EQ(stop_ids(*made, y), (std::vector<int32_t>{0, 1, 5}));
+    EXPECT_EQ(y.fingerprint(), x.fingerprint());
+    EXPECT_EQ(chat_template_source(*made), chat_template_source(*own));
+}
+
+TEST_F(Requantize, an_embedding_folder_stays_as_it_is) {
+    const std::string in = fixture_path("qwen3_embed"), plain = copied("qwen3_embed");
+    fs::remove(plain + "/modules.json");  // then only the names without "model." say it
+    for (const std::string& path : {in, plain}) {
+        const auto made = loaded(path, "q8_0");
+        EXPECT_EQ(made->format(), Checkpoint::Format::safetensors);
+        EXPECT_NE(apps::describe(report).find("embedding"), std::string::npos) << apps::describe(report);
+        EXPECT_NE(refusal([&] { apps::quantize_jobs(*made, "q8_0"); }).find("embedding"), std::string::npos);
+    }
+}
+
+TEST_F(Requantize, a_head_in_the_folder_counts_whatever_the_config_ties) {
+    const std::string in = copied("qwen3_untied");
+    const uint64_t own = logits(loaded(in, "q8_0"));
+    change(in + "/config.json", {{"tie_word_embeddings", true}});
+    EXPECT_EQ(logits(loaded(in, "q8_0")), own);
+}
+
+TEST_F(Requantize, nvfp4_with_a_factor_of_the_product_stays) {
+    const std::string in = folder + "/scaled.gguf", name = "blk.1.attn_q.weight";
+    {
+        const auto file = GgufFile::open(synth("bf16"));
+        GgufWriter writer(in);
+        writer.copy_metadata(*file);
+        writer.set_string("quantize.imatrix.file", "mine.gguf");
+        for (const TensorInfo& t : file->tensors())
+            writer.add_tensor(t.name, t.name == name ? DType::nvfp4 : t.dtype, t.shape);
+        const auto zeros =
+            static_cast<size_t>(file->find(name)->shape[0] * row_bytes(DType::nvfp4, file->find(name)->shape[1]));
+        writer.add_tensor("blk.1.attn_q.scale", DType::f32, std::vector<int64_t>{1});
+        const std::vector<std::byte> packed(zeros);
+        for (const TensorInfo& t : file->tensors())
+            writer.write_tensor(t.name, t.name == name ? std::span<const std::byte>(packed) : t.bytes);
+        const float factor = 0.5f;
+        writer.write_tensor("blk.1.attn_q.scale", std::as_bytes(std::span(&factor, 1)));
+        writer.finish();
+    }
+    call({"quantize", in, folder + "/ruled.gguf", "--type", "q8_0", "--tensor", "attn_q=q4_0"});
+    for (const auto& made : {loaded(in, "q8_0"), open_checkpoint(quantized(in, "q2_k")), loaded(in, "q2_k"),
+                             open_checkpoint(folder + "/ruled.gguf")}) {
+        EXPECT_EQ(made->find("blk.1.attn_q.weight")->dtype, DType::nvfp4);
+        EXPECT_FALSE(made->metadata().contains("quantize.imatrix.file"));
+        EXPECT_NO_THROW(load_model(*made));
     }
 }
 

@@ -38,6 +38,11 @@ struct OldFile {
     }
 };
 
+void write(const ImportanceMatrix& matrix, const std::string& path) {
+    GgufWriter writer(path);
+    write_importance(matrix, writer);
+}
+
 /// One entry of two columns.
 OldFile old_file(int32_t calls = 2) {
     OldFile file;
@@ -50,7 +55,7 @@ OldFile old_file(int32_t calls = 2) {
 TEST(ImportanceMatrix, is_read_as_it_was_written) {
     const test::TempFolder folder;
     const std::string path = folder.file("m.gguf");
-    write_importance(small_matrix(), path);
+    write(small_matrix(), path);
     const ImportanceMatrix read = read_importance(path);
     EXPECT_EQ(read.datasets, small_matrix().datasets);
     EXPECT_EQ(read.chunk_count, 3);
@@ -65,7 +70,7 @@ TEST(ImportanceMatrix, is_read_as_it_was_written) {
 TEST(ImportanceMatrix, has_the_keys_and_shapes_that_other_programs_expect) {
     const test::TempFolder folder;
     const std::string path = folder.file("m.gguf");
-    write_importance(small_matrix(), path);
+    write(small_matrix(), path);
     const auto file = GgufFile::open(path);
     EXPECT_EQ(file->metadata().at("general.type").as_string(), "imatrix");
     EXPECT_EQ(file->type_of("imatrix.chunk_count"), GgufValueType::scalar(GgufType::u32));
@@ -118,7 +123,7 @@ TEST(ImportanceMatrix, every_cut_of_either_form_is_an_error) {
         EXPECT_THROW(read_importance(path), Error) << n;
     }
     const std::string whole = folder.file("m.gguf");
-    write_importance(small_matrix(), whole);
+    write(small_matrix(), whole);
     const std::string bytes = read_file(whole, 1 << 20);
     for (size_t n = 0; n < bytes.size() - 20; n += 7)  // behind three floats 20 bytes of padding end the file
         EXPECT_THROW(read_importance(folder.put("cut.gguf", std::string_view(bytes).substr(0, n))), Error) << n;
@@ -130,7 +135,7 @@ TEST(ImportanceMatrix, numbers_that_cannot_be_are_named) {
     const auto refused = [&](std::vector<float> sums, std::vector<float> counts, std::string_view found) {
         ImportanceMatrix matrix = small_matrix();
         matrix.entries["bad.weight"] = {std::move(sums), std::move(counts)};
-        write_importance(matrix, path);
+        write(matrix, path);
         expect_error([&] { read_importance(path); }, {path, "bad.weight", found});
     };
     refused({1, NAN}, {1}, "nan");

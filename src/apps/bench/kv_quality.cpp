@@ -145,21 +145,15 @@ KvQuality measure_kv_type(ModelFlags flags, const std::string& kv, std::span<con
 KvQuality measure_file(const ModelFlags& flags, std::span<const std::vector<int32_t>> pieces, bool filling,
                        Reference& reference) {
     const auto session = open_session(flags);
-    double bits = 0, weights = 0;
-    for (const TensorInfo& tensor : session->checkpoint().tensors()) {
-        double count = 1;
-        for (const int64_t extent : tensor.shape) count *= static_cast<double>(extent);
-        bits += 8 * static_cast<double>(tensor.bytes.size());
-        weights += count;
-    }
-    const auto vocab = static_cast<size_t>(session->model().info().vocab_size);
+    const ModelInfo& info = session->model().info();
+    const auto vocab = static_cast<size_t>(info.vocab_size);
     RT_CHECK(filling || reference.logits.size() == reference.normaliser.size() * vocab,
              "{}: a vocabulary of {}, expected {} as in the model that it is compared with", flags.model, vocab,
              reference.logits.size() / reference.normaliser.size());
     KvQuality row = quality_of(score(*session, pieces, filling, reference, flags.model));
     RT_CHECK(!interrupted(), ErrorKind::io, "interrupted while measuring {}", flags.model);
     row.kv = flags.model.empty() ? "demo" : std::filesystem::path(flags.model).filename().string();
-    row.bits = bits / weights;
+    row.bits = 8 * static_cast<double>(info.weight_bytes) / static_cast<double>(info.parameters);
     return row;
 }
 

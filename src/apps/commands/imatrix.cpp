@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/prompt/loaded_text.h"
+#include "io/gguf_writer.h"
 
 namespace riptide::apps {
 
@@ -39,6 +40,7 @@ int collect_imatrix(ImatrixFlags o) {
     RT_CHECK(count > 0, "{}: {} tokens, expected at least one window of {} (--window)", o.text, ids.size(), fresh);
     if (o.windows > 0) count = std::min(count, o.windows);
 
+    GgufWriter writer(o.out);  // what cannot be written is said before the work
     InputSquares squares(session->checkpoint(), session->runner().context());
     Progress progress("reading", "tok");
     int64_t done = 0;
@@ -55,7 +57,7 @@ int collect_imatrix(ImatrixFlags o) {
     matrix.chunk_count = done;
     matrix.chunk_size = size;
     matrix.datasets = {std::filesystem::path(o.text).filename().string()};
-    write_importance(matrix, o.out);
+    write_importance(matrix, writer);
     int64_t matrices = 0, unreached = 0;
     for (const auto& [name, entry] : matrix.entries) {
         matrices += std::ssize(entry.counts);

@@ -57,7 +57,8 @@ void print_fallbacks(const std::vector<QuantizeJob>& jobs, const std::string& mi
 void apply_rules(std::vector<QuantizeJob>& jobs, TensorRules& rules) {
     for (QuantizeJob& job : jobs) {
         const LayoutTensor& t = job.tensor;
-        if (!job.bytes.empty() || quant_mix_asks("q8_0", t.name, t.shape, t.layer, 0) == DType::f32) continue;
+        if (job.fixed || !job.bytes.empty() || quant_mix_asks("q8_0", t.name, t.shape, t.layer, 0) == DType::f32)
+            continue;
         if (const std::optional<DType> type = rules.find(t.name)) {
             job.asked = *type;
             job.dtype = quant_mix_fit(*type, t.shape.back());

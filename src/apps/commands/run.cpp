@@ -86,6 +86,7 @@ void print_completion_json(Engine& engine, const Reply& reply, bool drafted) {
 int print_kept(const RunFlags& o) {
     RT_CHECK(o.tokens_file.empty() && !o.compress.scorer.empty(), ErrorKind::usage,
              "--show-kept needs --scorer FILE, and a text");
+    check_weights(o.model);
     ModelFlags text_alone = o.model;
     text_alone.weights.clear();
     const auto checkpoint = open_model(text_alone);

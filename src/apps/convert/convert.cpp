@@ -6,7 +6,9 @@
 #include "base/json.h"
 #include "io/hf_config.h"
 #include "models/laguna_config.h"
+#include "models/qwen3.h"
 #include "models/qwen35_config.h"
+#include "models/task.h"
 
 namespace riptide::apps {
 
@@ -16,6 +18,17 @@ ConfigReader config_of(const Checkpoint& checkpoint) {
     const json::value* config = checkpoint.metadata().if_contains("config");
     RT_CHECK(config != nullptr && config->is_object(), "{}: no config.json", checkpoint.path());
     return {config->get_object(), checkpoint.path() + "/config.json"};
+}
+
+void set_rope(GgufLayout& s, const RopeConfig& rope) {
+    s.rotary_dim = rope.rotary_dim;
+    s.rope_theta = rope.theta;
+    if (!rope.yarn()) return;
+    s.yarn_factor = rope.factor;
+    s.yarn_original = static_cast<int64_t>(rope.original_context);
+    s.yarn_beta_fast = rope.beta_fast;
+    s.yarn_beta_slow = rope.beta_slow;
+    s.yarn_attn_factor = rope.magnitude / yarn_magnitude(rope.factor);
 }
 
 GgufLayout laguna_layout(const Checkpoint& checkpoint) {
@@ -46,15 +59,9 @@ GgufLayout laguna_layout(const Checkpoint& checkpoint) {
                  "{}: layer {} is dense after a sparse one; GGUF has no key for that", checkpoint.path(), layer);
     s.routed_scale = c.moe_routed_scaling_factor;
     s.norm_topk_prob = c.norm_topk_prob;
-    s.rotary_dim = c.rope_full.rotary_dim;
-    s.rope_theta = c.rope_full.theta;
-    if (c.rope_full.yarn()) {
-        s.yarn_factor = c.rope_full.factor;
-        s.yarn_original = static_cast<int64_t>(c.rope_full.original_context);
-        s.yarn_beta_fast = c.rope_full.beta_fast;
-        s.yarn_beta_slow = c.rope_full.beta_slow;
-        s.yarn_attn_factor = c.rope_full.magnitude / yarn_magnitude(c.rope_full.factor);
-    }
+    set_rope(s, c.rope_full);
+    RT_CHECK(!c.has_sliding() || !c.rope_sliding.yarn(),
+             "{}: sliding layers with YaRN cannot be converted: GGUF has no key for that", checkpoint.path());
     s.window_rotary_dim = c.rope_sliding.rotary_dim;
     s.window_rope_theta = c.rope_sliding.theta;
     s.tie_word_embeddings = c.tie_word_embeddings;
@@ -66,22 +73,20 @@ GgufLayout laguna_layout(const Checkpoint& checkpoint) {
 }
 
 GgufLayout qwen3_layout(const Checkpoint& checkpoint) {
-    const ConfigReader c = config_of(checkpoint);
+    const Qwen3Config c = qwen3_config_from_hf(hf_config(checkpoint));
     GgufLayout s;
     s.architecture = "qwen3";
-    s.vocab_size = c.get<int64_t>("vocab_size");
-    s.hidden_size = c.get<int64_t>("hidden_size");
-    s.num_hidden_layers = c.get<int64_t>("num_hidden_layers");
-    s.max_position_embeddings = c.get<int64_t>("max_position_embeddings");
-    s.heads = {c.get<int64_t>("num_attention_heads")};
-    s.num_key_value_heads = c.get<int64_t>("num_key_value_heads");
-    s.head_dim = c.get<int64_t>("head_dim");
-    s.intermediate_size = c.get<int64_t>("intermediate_size");
-    s.rms_norm_eps = c.get<double>("rms_norm_eps");
-    s.rotary_dim = s.head_dim;
-    s.rope_theta =
-        c.has("rope_theta") ? c.get<double>("rope_theta") : c.child("rope_parameters").get<double>("rope_theta");
-    s.tie_word_embeddings = c.get_or<bool>("tie_word_embeddings", false);
+    s.vocab_size = c.vocab_size;
+    s.hidden_size = c.hidden_size;
+    s.num_hidden_layers = c.num_hidden_layers;
+    s.max_position_embeddings = c.max_position_embeddings;
+    s.heads = {c.num_attention_heads};
+    s.num_key_value_heads = c.num_key_value_heads;
+    s.head_dim = c.head_dim;
+    s.intermediate_size = c.intermediate_size;
+    s.rms_norm_eps = c.rms_norm_eps;
+    set_rope(s, c.rope);
+    s.tie_word_embeddings = c.tie_word_embeddings;
     return s;
 }
 
@@ -118,15 +123,23 @@ std::string suffix_of(const LayoutTensor& tensor) {
 
 }  // namespace
 
+bool is_embedder(const Checkpoint& checkpoint) {
+    return checkpoint.format() == Checkpoint::Format::safetensors &&
+           (task_of(checkpoint, {}) == Task::embed || Binder(checkpoint).has({{}, {"embed_tokens.weight"}}));
+}
+
 GgufLayout layout_of(const Checkpoint& checkpoint, const std::string& name) {
     const auto type = config_of(checkpoint).get<std::string>("model_type");
     const bool hybrid = type.starts_with("qwen3_5");
     RT_CHECK(type == "laguna" || type == "qwen3" || hybrid,
              "{}: cannot convert model_type {}; known: laguna, qwen3, qwen3_5, qwen3_5_moe", checkpoint.path(), type);
+    RT_CHECK(!is_embedder(checkpoint), "{}: an embedding model, which cannot be converted; expected one that generates",
+             checkpoint.path());
     GgufLayout layout = hybrid             ? qwen35_layout(checkpoint)
                         : type == "laguna" ? laguna_layout(checkpoint)
                                            : qwen3_layout(checkpoint);
     layout.name = name;
+    if (Binder(checkpoint).has({{}, {"lm_head.weight"}})) layout.tie_word_embeddings = false;
     return layout;
 }
 

@@ -9,8 +9,12 @@
 
 namespace riptide::apps {
 
+/// Whether a folder is an embedding model's: it says so, or its names begin without "model.".
+bool is_embedder(const Checkpoint& checkpoint);
+
 /// The layout of the GGUF that holds this safetensors checkpoint: Laguna, dense Qwen3, Qwen3.5. `name` goes to
-/// general.name. Throws Error for other architectures, listing these.
+/// general.name. Throws Error for other architectures, listing these, for embedding models, and for rotary embeddings
+/// that GGUF has no keys for.
 GgufLayout layout_of(const Checkpoint& checkpoint, const std::string& name);
 
 /// Where a GGUF tensor's values are in a Hugging Face folder.

@@ -42,10 +42,10 @@ void convert_rows(const Weight& source, const QuantizeJob& job, int64_t before, 
                 std::copy_n(static_cast<const std::byte*>(source.row(first + r)), bytes, out + r * bytes);
                 continue;
             }
-            dequantize_row(source, first + r, row.data());
-            for (size_t c = 0; c < ordered.size(); ++c) ordered[c] = row[static_cast<size_t>(job.columns[c])];
             const std::vector<float>& values = ordered.empty() ? row : ordered;
             try {
+                dequantize_row(source, first + r, row.data());
+                for (size_t c = 0; c < ordered.size(); ++c) ordered[c] = row[static_cast<size_t>(job.columns[c])];
                 quantize(dtype, values.data(), out + r * bytes, cols, job.importance_of(before + first + r));
             } catch (const Error& error) {
                 fail(error.kind(), "{}, row {}: {}", job.tensor.name, before + first + r, error.what());
@@ -106,6 +106,12 @@ bool holds_integers(DType type) {
     return type == DType::i8 || type == DType::i16 || type == DType::i32 || type == DType::i64;
 }
 
+/// Whether X.scale, a factor of the product, stands beside X.weight. Loaders know it beside NVFP4 alone.
+bool has_product_scale(const Checkpoint& file, const std::string& name) {
+    constexpr std::string_view kWeight = ".weight";
+    return name.ends_with(kWeight) && file.find(name.substr(0, name.size() - kWeight.size()) + ".scale") != nullptr;
+}
+
 /// GGUF in: every tensor under its own name.
 std::vector<QuantizeJob> jobs_from_gguf(const Checkpoint& file, const std::string& mix) {
     int64_t layers = 0;
@@ -122,6 +128,8 @@ std::vector<QuantizeJob> jobs_from_gguf(const Checkpoint& file, const std::strin
         }
         choose_type(job, mix, layers, file.find("output.weight") == nullptr,
                     is_dflash(file) && (tensor.name.ends_with("fc.weight") || tensor.name == "output.weight"));
+        job.fixed = has_product_scale(file, tensor.name);
+        if (job.fixed) job.asked = job.dtype = tensor.dtype;
         job.parts = {whole(tensor)};
         jobs.push_back(std::move(job));
     }
@@ -217,7 +225,7 @@ void write_quantized_metadata(const Checkpoint& checkpoint, const std::string& m
     if (checkpoint.format() == Checkpoint::Format::gguf) {
         const auto* gguf = dynamic_cast<const GgufFile*>(&checkpoint);
         RT_ASSERT(gguf != nullptr);
-        writer.copy_metadata(*gguf);
+        writer.copy_metadata(*gguf, kImportanceKeys);
     } else if (is_dflash(checkpoint)) {
         write_drafter_metadata(dflash_config(checkpoint), given, writer);
     } else {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/convert/gguf_layout.h"
@@ -16,6 +17,9 @@
 
 namespace riptide::apps {
 
+/// Keys that say which importance matrix a file was made with: not true of what is made of it.
+inline constexpr std::string_view kImportanceKeys = "quantize.imatrix.";
+
 /// One tensor to make: where its rows come from, and in what type they go out.
 struct QuantizeJob {
     LayoutTensor tensor;
@@ -24,6 +28,7 @@ struct QuantizeJob {
     std::vector<Weight> parts;      // experts in order, or one matrix; views of the checkpoint
     std::vector<float> vector;      // instead of parts
     std::vector<std::byte> bytes;   // instead of both: as they are
+    bool fixed = false;             // dtype is the source's, whatever is asked for
     std::vector<int64_t> columns;   // of parts: the column that each comes from; empty: as they are
     std::vector<float> importance;  // of the columns as they go out, [matrices, cols]; empty: all alike
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/convert/convert.h"
 #include "apps/convert/quantize_jobs.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
@@ -74,9 +75,6 @@ class RequantizedCheckpoint final : public Checkpoint {
         int64_t bytes = 0;
         for (const QuantizeJob& job : jobs)
             if (!is_view(job)) bytes += place_of(job);
-        RT_CHECK(bytes <= physical_memory(), ErrorKind::unavailable,
-                 "{}: its weights in {} take {} of main memory, and this machine has {}", path(), mix,
-                 human_bytes(bytes), human_bytes(physical_memory()));
         memory_ = HostMemory(bytes, "requantised weights");
         std::vector<TensorInfo> tensors;
         std::byte* next = memory_.data();
@@ -91,6 +89,10 @@ class RequantizedCheckpoint final : public Checkpoint {
 
     /// Fills what is not a view of the source's files.
     void make(const std::vector<QuantizeJob>& jobs, const RequantizeOptions& options, RequantizeReport& report) {
+        const auto bytes = memory_.bytes();
+        RT_CHECK(bytes <= physical_memory(), ErrorKind::unavailable,
+                 "{}: its weights in {} take {} of main memory, and this machine has {}", path(), report.mix,
+                 human_bytes(bytes), human_bytes(physical_memory()));
         ThreadPool threads(options.threads);
         int64_t done = 0, total = 0;
         for (const QuantizeJob& job : jobs) total += is_view(job) ? 0 : job.made_bytes();
@@ -132,7 +134,9 @@ class RequantizedCheckpoint final : public Checkpoint {
 
     void copy_keys(const std::string& mix) {
         for (const auto& entry : source_->metadata())
-            if (!std::string_view(entry.key()).starts_with("split.")) metadata_.emplace(entry.key(), entry.value());
+            if (const std::string_view key = entry.key();
+                !key.starts_with("split.") && !key.starts_with(kImportanceKeys))
+                metadata_.emplace(key, entry.value());
         metadata_["general.quantization_version"] = 2;
         metadata_["general.file_type"] = int64_t{quant_mix_file_type(mix)};
     }
@@ -143,6 +147,8 @@ class RequantizedCheckpoint final : public Checkpoint {
         write_quantized_metadata(*source_, mix, "", writer);
         writer.finish();
         metadata_ = open_gguf_memory(image, path())->metadata();
+        for (const char* key : {"tokenizer", "tokenizer_config", "chat_template", "generation_config"})
+            if (const json::value* own = source_->metadata().if_contains(key)) metadata_.emplace(key, *own);
     }
 
     std::unique_ptr<Checkpoint> source_;
@@ -205,9 +211,14 @@ std::unique_ptr<Checkpoint> requantize(std::unique_ptr<Checkpoint> checkpoint, c
     report = {};
     report.mix = quant_mix_name(options.mix);
     report.before = bytes_by_type(*checkpoint);
-    std::vector<QuantizeJob> jobs = quantize_jobs(*checkpoint, report.mix);
-    report.tensors = std::ssize(jobs);
-    report.kept_whole = let_small_ones_stay(jobs, report);
+    std::vector<QuantizeJob> jobs;
+    if (is_embedder(*checkpoint)) {
+        report.kept_whole = "a folder of an embedding model cannot be quantised";
+    } else {
+        jobs = quantize_jobs(*checkpoint, report.mix);
+        report.tensors = std::ssize(jobs);
+        report.kept_whole = let_small_ones_stay(jobs, report);
+    }
     if (!report.kept_whole.empty()) {
         report.after = report.before;
         return checkpoint;

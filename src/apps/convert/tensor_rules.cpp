@@ -14,6 +14,8 @@ TensorRules::TensorRules(std::span<const std::string> rules) {
         const std::optional<DType> type = dtype_from_name(name);
         RT_CHECK(type && can_quantize(*type), ErrorKind::usage,
                  "--tensor {}: there is no quantiser for {}: expected one of {}", rule, name, quantize_names());
+        RT_CHECK(dtype_info(*type).gguf_type >= 0, ErrorKind::usage,
+                 "--tensor {}: GGUF has no type {}: expected another, such as q8_0", rule, name);
         try {
             rules_.push_back({rule, Regex(rule.substr(0, equals), "--tensor " + rule), *type});
         } catch (const Error& error) {

@@ -15,8 +15,8 @@ namespace riptide::apps {
 /// "REGEX=TYPE", several: a tensor gets the type of the first whose pattern is found anywhere in its name.
 class TensorRules {
   public:
-    /// Throws Error (usage) naming the rule: no "=", an unknown type or one without a quantiser, a pattern that does
-    /// not compile.
+    /// Throws Error (usage) naming the rule: no "=", an unknown type, one without a quantiser or one that GGUF does not
+    /// have, a pattern that does not compile.
     explicit TensorRules(std::span<const std::string> rules);
 
     /// The type of `name`, or nothing.

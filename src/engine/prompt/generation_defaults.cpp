@@ -121,14 +121,14 @@ void read_config(const json::object& config, const std::string& file, Generation
 
 GenerationDefaults generation_defaults(const Checkpoint& checkpoint) {
     GenerationDefaults out;
-    if (checkpoint.format() == Checkpoint::Format::gguf) {
+    const json::value* found = present_field(checkpoint.metadata(), "generation_config");
+    const json::object* config = found != nullptr ? found->if_object() : nullptr;
+    if (checkpoint.format() == Checkpoint::Format::gguf && config == nullptr) {
         read_gguf(checkpoint, out);
         return out;
     }
     out.source = kConfig;
-    const json::value* config = present_field(checkpoint.metadata(), "generation_config");
-    if (config != nullptr && config->is_object())
-        read_config(config->get_object(), fmt::format("{}: {}", checkpoint.path(), kConfig), out);
+    if (config != nullptr) read_config(*config, fmt::format("{}: {}", checkpoint.path(), kConfig), out);
     return out;
 }
 

@@ -31,10 +31,11 @@ struct GenerationDefaults {
 ///   do_sample                     false: temperature 0, whatever the file's temperature, as transformers has it
 ///   default_chat_template_kwargs  its bools, numbers and strings; others are no variables that a request could set
 ///   eos_token_id                  an integer, or an array of them
-/// A GGUF's general.sampling.temp, top_p, min_p, penalty_repeat (numbers), top_k (a whole number): f32 are read as the
-/// shortest decimal that they stand for, so that a GGUF draws as the folder that it was made of. It has no key for the
-/// others. What is missing or null is absent; max_new_tokens is not read: it would cut answers short.
-/// Throws Error naming file, key, value found and what is expected, for a value of another type or out of range.
+/// also of a GGUF that was made of a folder in memory and has "generation_config" in its metadata.
+/// Another GGUF's general.sampling.temp, top_p, min_p, penalty_repeat (numbers), top_k (a whole number): f32 are read
+/// as the shortest decimal that they stand for, so that a GGUF draws as the folder that it was made of. It has no key
+/// for the others. What is missing or null is absent; max_new_tokens is not read: it would cut answers short. Throws
+/// Error naming file, key, value found and what is expected, for a value of another type or out of range.
 GenerationDefaults generation_defaults(const Checkpoint& checkpoint);
 
 /// A value in force, and who said it.
