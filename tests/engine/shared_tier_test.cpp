@@ -64,6 +64,7 @@ class SharedTier : public ::testing::Test {
 };
 
 TEST_F(SharedTier, a_conversation_goes_on_at_another_replica_with_the_same_words) {
+    RT_CPU_ONLY("a GPU reads such a prompt faster than files");
     json::array messages = opening();
     const Heard first = ask(*open(), turn(messages));
     ASSERT_TRUE(first.done);
@@ -90,6 +91,7 @@ TEST_F(SharedTier, a_conversation_goes_on_at_another_replica_with_the_same_words
 }
 
 TEST_F(SharedTier, a_place_that_lies_or_is_another_fleets_is_a_miss_and_the_words_are_the_same) {
+    RT_CPU_ONLY("a GPU reads such a prompt faster than files");
     json::array messages = opening();
     const Heard first = ask(*open(), turn(messages));
     go_on(messages, first);
