@@ -62,6 +62,9 @@ TEST_F(ServerMetrics, are_those_of_the_table_in_the_documentation) {
     EngineOptions drafts = demo_options();
     drafts.speculation.drafter = "ngram";
     drafts.cache_feed = std::make_shared<CacheFeed>();
+    drafts.shared_cache = ::testing::TempDir() + "riptide-metrics-shared";
+    drafts.shared_cache_key = drafts.shared_cache + ".key";
+    write_file_atomic(drafts.shared_cache_key, std::string(64, 'k'));
     start(server_options(), drafts);
     EXPECT_EQ(post("/v1/completions", {{"prompt", "one two one two one"}, {"max_tokens", 20}}).status, 200);
     const MetricFacts page = metrics_on_page(get("/metrics").body),
