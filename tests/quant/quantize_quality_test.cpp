@@ -160,7 +160,7 @@ std::vector<float> whole_numbers(int from, int to, int by = 1) {
 }  // namespace
 
 TEST(QuantizeQuality, error_is_near_the_best_of_all_scales) {
-    constexpr int kBlocks = 1;
+    constexpr int kSearchedBlocks = 1;
     const std::array<int, 8> eight = {-4, -3, -2, -1, 0, 1, 2, 3};
     const Search searches[] = {
         {DType::q3_k, 16, whole_numbers(-32, 31), 4, scan_levels(16, eight)},
@@ -172,11 +172,12 @@ TEST(QuantizeQuality, error_is_near_the_best_of_all_scales) {
     for (const bool heavy : {false, true})
         for (const bool weighted : {false, true}) {
             if (kAddressSanitizer && !weighted) continue;
-            const std::vector<float> x = heavy ? heavy_tailed(256 * kBlocks, 3) : test::gaussian(256 * kBlocks, 4);
+            const std::vector<float> x =
+                heavy ? heavy_tailed(256 * kSearchedBlocks, 3) : test::gaussian(256 * kSearchedBlocks, 4);
             const std::vector<float> w =
-                weighted ? log_normal(256 * kBlocks, 5) : std::vector<float>(256 * kBlocks, 1.0f);
+                weighted ? log_normal(256 * kSearchedBlocks, 5) : std::vector<float>(256 * kSearchedBlocks, 1.0f);
             for (const Search& search : searches) {
-                for (size_t b = 0; b < kBlocks; ++b) {
+                for (size_t b = 0; b < kSearchedBlocks; ++b) {
                     const float *values = x.data() + 256 * b, *weights = w.data() + 256 * b;
                     const double best =
                         search.error ? best_of_all_scales(search, values, weights) : best_of_all_q2_k(values, weights);
