@@ -136,7 +136,7 @@ TEST_F(SharedTier, requests_that_come_while_weights_are_loaded_get_their_words) 
     const auto engine = open();
     std::atomic<bool> over = false;
     std::thread loader([&] {
-        for (int i = 0; i < 8; ++i) engine->reload(demo_path());
+        for (int i = 0; i < 3; ++i) engine->reload(demo_path());
         over = true;
     });
     int answers = 0;
