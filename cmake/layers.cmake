@@ -74,7 +74,7 @@ function(riptide_layer name)
   target_link_libraries(riptide_${name} PUBLIC ${ARG_LINKS})
   riptide_back_end(${name})
   foreach(source ${sources})
-    if(source MATCHES "/(dot/|attention_kernels_)[a-z0-9_]*\\.cpp$")
+    if(source MATCHES "/(dot/|attention_kernels_|web_socket)[a-z0-9_]*\\.cpp$")
       set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
     # Files named *avx2.cpp and *avx512.cpp hold code that run-time dispatch reaches only on a CPU that has it.
