@@ -6,7 +6,7 @@
 set(RIPTIDE_UNITY 12 CACHE STRING "Sources that are compiled together; 0: each alone")
 
 # Groups include their sources by the paths that -I gives, so clones and worktrees share what the compiler cache holds (those
-# that CMake would write bear the checkout's place).
+# that CMake would write bear the checkout's place). A source with options of its own stays alone: they are set before this.
 function(riptide_unity target)
   if(RIPTIDE_UNITY EQUAL 0)
     return()
@@ -74,7 +74,7 @@ function(riptide_layer name)
   target_link_libraries(riptide_${name} PUBLIC ${ARG_LINKS})
   riptide_back_end(${name})
   foreach(source ${sources})
-    if(source MATCHES "/(dot/|attention_kernels_|web_socket)[a-z0-9_]*\\.cpp$")
+    if(source MATCHES "/(dot/|attention_kernels_)[a-z0-9_]*\\.cpp$")
       set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
     # Files named *avx2.cpp and *avx512.cpp hold code that run-time dispatch reaches only on a CPU that has it.
