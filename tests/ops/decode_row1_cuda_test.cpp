@@ -1,5 +1,5 @@
-// The kernels for one row of a Q4_K_M model, and for two to four, in the sizes of Laguna XS.2: a row has the bits that
-// it has alone, and beside four others, where the general kernels serve the step.
+// The kernels for one row, of Q4_K_M models and with planes of any type, and for two to four rows of Q4_K_M, in the
+// sizes of Laguna XS.2: a row has the bits that it has alone, and beside four others, where other kernels serve the step.
 #include <gtest/gtest.h>
 
 #include "ops/matmul.h"
@@ -17,16 +17,23 @@ constexpr int64_t kLagunaHidden = 2048;
 
 TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
+    using Types = std::array<DType, 4>;  // of q, k, v and the gate
+    const std::vector<Types> mixes = {
+        {DType::q4_k, DType::q4_k, DType::q4_k, DType::q4_k},  {DType::q4_k, DType::q4_k, DType::q6_k, DType::q4_k},
+        {DType::q8_0, DType::q8_0, DType::q8_0, DType::q8_0},  {DType::q5_k, DType::q8_0, DType::q6_k, DType::q4_k},
+        {DType::q2_k, DType::q3_k, DType::iq2_xs, DType::q4_0}, {DType::iq3_s, DType::iq4_nl, DType::iq4_xs, DType::q5_0},
+    };
     for (const int64_t heads : brief<int64_t>({fewer(48, 2), 64}, 1))
-        for (const DType value : {DType::q4_k, DType::q6_k}) {
-            OpContext op(1, int64_t{16} << 20);
-            const Weight q = place_random(op, {DType::q4_k}, heads * 128, kLagunaHidden, 1),
-                         k = place_random(op, {DType::q4_k}, fewer(1024, 64), kLagunaHidden, 2),
-                         v = place_random(op, {value}, fewer(1024, 64), kLagunaHidden, 3),
-                         gate = place_random(op, {DType::q4_k}, heads, kLagunaHidden, 4);
+        for (const Types& types : mixes) {
+            OpContext op(1, int64_t{48} << 20);
+            const Weight q = place_random(op, {types[0]}, heads * 128, kLagunaHidden, 1),
+                         k = place_random(op, {types[1]}, fewer(1024, 64), kLagunaHidden, 2),
+                         v = place_random(op, {types[2]}, fewer(1024, 64), kLagunaHidden, 3),
+                         gate = place_random(op, {types[3]}, heads, kLagunaHidden, 4);
             const Weight* const group[] = {&q, &k, &v, &gate};
             const ops::Norm norm = {op.floats(normals(kLagunaHidden, 5)), 1e-6f};
-            expect_alone(fmt::format("{} heads, v {}", heads, dtype_name(value)), kLagunaHidden, [&](const auto& x) {
+            expect_alone(fmt::format("{} heads, q {}, v {}", heads, dtype_name(types[0]), dtype_name(types[2])),
+                         kLagunaHidden, [&](const auto& x) {
                 op.poison();
                 const Tensor t = op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
                 Results out;
@@ -38,19 +45,31 @@ TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
 
 TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    for (const int64_t cols : {6144, 8192}) {
-        OpContext op(1, int64_t{16} << 20);
-        const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100);
-        const Weight o = place_random(op, {DType::q4_k}, outputs, cols, 11);
-        expect_alone(fmt::format("{} columns", cols), cols, [&](const auto& x) {
-            op.poison();
-            const int64_t n = std::ssize(x) / cols;
-            Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(n * outputs), 0.75f), {n, outputs});
-            const Tensor y = ops::matmul_add(op.ctx, o, op.tensor(x, {n, cols}), r);
-            return Results{values_of(y), values_of(r)};
-        });
-    }
+    for (const int64_t cols : {6144, 8192})
+        for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k, DType::q2_k, DType::q8_0, DType::q4_0,
+                                 DType::iq4_nl, DType::iq3_s, DType::iq2_xs}) {
+            OpContext op(1, int64_t{32} << 20);
+            const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100);
+            const Weight o = place_random(op, {type}, outputs, cols, 11);
+            expect_alone(fmt::format("{} columns, {}", cols, dtype_name(type)), cols, [&](const auto& x) {
+                op.poison();
+                const int64_t n = std::ssize(x) / cols;
+                Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(n * outputs), 0.75f), {n, outputs});
+                const Tensor y = ops::matmul_add(op.ctx, o, op.tensor(x, {n, cols}), r);
+                return Results{values_of(y), values_of(r)};
+            });
+        }
 }
+
+/// Of gate and up, of down: of the experts, of the shared expert.
+struct LayerTypes {
+    DType up, down, shared_up, shared_down;
+
+    explicit LayerTypes(DType down_type) : LayerTypes(DType::q4_k, down_type) {}
+    LayerTypes(DType up_type, DType down_type) : LayerTypes(up_type, down_type, up_type, down_type) {}
+    LayerTypes(DType up_type, DType down_type, DType shared_up_type, DType shared_down_type)
+        : up(up_type), down(down_type), shared_up(shared_up_type), shared_down(shared_down_type) {}
+};
 
 /// A sparse layer in the sizes of Laguna XS.2: 256 experts, of which sixteen differ.
 struct SparseLayer {
@@ -61,7 +80,8 @@ struct SparseLayer {
     ops::Norm norm;
     std::span<const float> bias;
 
-    explicit SparseLayer(DType down_type) {
+    explicit SparseLayer(DType down_type) : SparseLayer(LayerTypes(down_type)) {}
+    explicit SparseLayer(const LayerTypes& types) {
         std::vector<RandomWeight> owned;
         owned.reserve(3 * kDistinct);
         const auto stack = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
@@ -71,12 +91,12 @@ struct SparseLayer {
             for (size_t e = 0; e < kExperts; ++e) host.push_back(owned[first + e * 7 % kDistinct].w);
             return op.experts(host);
         };
-        gate = stack(DType::q4_k, kFf, kLagunaHidden, 100);
-        up = stack(DType::q4_k, kFf, kLagunaHidden, 200);
-        down = stack(down_type, kLagunaHidden, kFf, 300);
-        shared_gate = place_random(op, {DType::q4_k}, kFf, kLagunaHidden, 21);
-        shared_up = place_random(op, {DType::q4_k}, kFf, kLagunaHidden, 22);
-        shared_down = place_random(op, {down_type}, kLagunaHidden, kFf, 23);
+        gate = stack(types.up, kFf, kLagunaHidden, 100);
+        up = stack(types.up, kFf, kLagunaHidden, 200);
+        down = stack(types.down, kLagunaHidden, kFf, 300);
+        shared_gate = place_random(op, {types.shared_up}, kFf, kLagunaHidden, 21);
+        shared_up = place_random(op, {types.shared_up}, kFf, kLagunaHidden, 22);
+        shared_down = place_random(op, {types.shared_down}, kLagunaHidden, kFf, 23);
         router = place_random(op, {DType::bf16}, kExperts, kLagunaHidden, 24);
         norm = {op.floats(normals(kLagunaHidden, 25)), 1e-6f};
         bias = op.floats(normals(kExperts, 26, 0.1f));
@@ -90,12 +110,23 @@ struct SparseLayer {
 
 TEST(DecodeRow1, sparse_layers_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    for (const DType down_type : brief<DType>({DType::q6_k, DType::q4_k}, 1)) {
-        SparseLayer layer(down_type);
+    const std::vector<LayerTypes> mixes = {
+        LayerTypes(DType::q6_k),
+        LayerTypes(DType::q4_k),
+        {DType::q8_0, DType::q8_0},
+        {DType::q5_k, DType::q6_k, DType::q8_0, DType::q8_0},
+        {DType::q2_k, DType::q3_k, DType::q4_k, DType::q6_k},
+        {DType::iq3_s, DType::iq4_nl, DType::q5_k, DType::q5_k},
+        {DType::iq2_xs, DType::q4_0, DType::q6_k, DType::iq4_xs},
+    };
+    for (const LayerTypes& types : brief<LayerTypes>(mixes, 4)) {
+        const DType down_type = types.down;
+        SparseLayer layer(types);
         for (const int64_t top_k : fewer<std::vector<int64_t>>({8, 3}, {2}))
             for (const bool biased : {true, false}) {
                 if (brief_counts() && biased != (down_type == DType::q4_k)) continue;
-                expect_alone(fmt::format("down {}, top {}, bias {}", dtype_name(down_type), top_k, biased),
+                expect_alone(fmt::format("up {}, down {}, top {}, bias {}", dtype_name(types.up),
+                                         dtype_name(down_type), top_k, biased),
                              kLagunaHidden, [&](const auto& x) {
                                  layer.op.poison();
                                  Tensor t = layer.op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});

@@ -97,13 +97,17 @@ TEST(PlanMoe, what_is_chosen_fits_however_little_shared_memory_there_is) {
 
 /// Words are left for one row of layers whose experts choose from words, and taken wherever they are left.
 TEST(PlanMoe, words_of_a_router_are_left_for_whom_takes_them) {
-    SparseWorld fit(DType::planes_q4_k, DType::planes_q6_k), other(DType::planes_q5_k, DType::planes_q4_k);
-    const Weight o = plan_weight(DType::planes_q4_k, kSparseHidden, 8192);
-    const Weight* const product = &o;
+    SparseWorld fit(DType::planes_q4_k, DType::planes_q6_k), planes(DType::planes_q5_k, DType::planes_int8),
+        other(DType::bf16, DType::bf16);
+    const Weight o = plan_weight(DType::planes_q4_k, kSparseHidden, 8192),
+                 o8 = plan_weight(DType::planes_int8, kSparseHidden, 8192);
+    const Weight *const product = &o, *const product8 = &o8;
     for (const NamedChip& chip : kNamedChips)
         for (const int64_t rows : kPlanRows) {
-            const bool fits = fit.choose(chip.chip, rows).up == moe::Experts::q4k_row1_sm90;
+            const bool fits = fit.choose(chip.chip, rows).up == moe::Experts::row1_sm90;
             EXPECT_EQ(moe::takes_words(fit.c), fits) << chip.name << ", " << rows << " rows";
+            planes.choose(chip.chip, rows);
+            EXPECT_EQ(moe::takes_words(planes.c), rows == 1 && chip.chip.hopper()) << chip.name << ", " << rows;
             other.choose(chip.chip, rows);
             EXPECT_FALSE(moe::takes_words(other.c)) << chip.name << ", " << rows << " rows";
             linear::Case c{.family = fit.c.family,
@@ -116,6 +120,9 @@ TEST(PlanMoe, words_of_a_router_are_left_for_whom_takes_them) {
                            .router = moe::takes_words(fit.c)};
             if (fits && chip.chip.hopper()) {
                 EXPECT_EQ(linear::choose(c)[0].kernel, linear::Kernel::kquant_i8_split_router);
+                linear::Case c8 = c;
+                c8.weights = {&product8, 1};
+                EXPECT_EQ(linear::choose(c8)[0].kernel, linear::Kernel::planes_i8_split_router);
             }
             c.router = false;
             EXPECT_NE(linear::choose(c)[0].kernel, linear::Kernel::kquant_i8_split_router);

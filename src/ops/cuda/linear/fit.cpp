@@ -157,6 +157,23 @@ std::optional<int64_t> fit_row1_split(const Chip& chip, int64_t n, int64_t rows,
     return shared;
 }
 
+namespace {
+
+std::optional<int64_t> planes_of(const Chip& chip, int64_t warps, int64_t fixed, int64_t bytes) {
+    const int64_t shared = std::max<int64_t>(kRow1Large, fixed + kRow1Warps * bytes);
+    if (shared > row1_limit(chip) || warps > int64_t{kRow1Warps} * chip.sms) return {};
+    return shared;
+}
+
+}  // namespace
+
+std::optional<int64_t> fit_planes_whole(const Chip& chip, int64_t batches, int64_t bytes) {
+    return planes_of(chip, batches, staged_bytes(2048), bytes);
+}
+std::optional<int64_t> fit_planes_split(const Chip& chip, int64_t rows, int steps, int64_t bytes) {
+    return planes_of(chip, rows, staged_bytes(1024 * steps) + int64_t{4} * steps * kRow1Threads, bytes);
+}
+
 int64_t bf16_small_room(const Chip& chip) { return chip.shared_bytes - (2 << 10); }
 
 std::optional<Bf16SmallFit> fit_bf16_small(const Chip& chip, int64_t cols, int64_t batches, bool singles) {

@@ -22,6 +22,10 @@ struct Row1Fit {
 std::optional<Row1Fit> fit_row1_whole(const Chip& chip, int64_t n, int64_t batches, bool any_q6, int batch, int batch6);
 /// The shared memory of a CTA that has a row of Q4_K in 16 warps: `rows` of them, 1,024 * steps columns.
 std::optional<int64_t> fit_row1_split(const Chip& chip, int64_t n, int64_t rows, int steps);
+/// planes_i8_sm90.cu, the shared memory of a CTA: batches of rows of 2,048 columns, of up to `bytes` each, one a warp; and
+/// rows of 1,024 * steps columns, of `bytes` each, one a warp.
+std::optional<int64_t> fit_planes_whole(const Chip& chip, int64_t batches, int64_t bytes);
+std::optional<int64_t> fit_planes_split(const Chip& chip, int64_t rows, int steps, int64_t bytes);
 
 /// bf16_small_sm90.cu. singles: whether f32 rows come last.
 struct Bf16SmallFit {

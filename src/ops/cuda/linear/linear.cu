@@ -244,6 +244,12 @@ void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t
             return kquant_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, nullptr);
         case Kernel::kquant_i8_split_router:
             return kquant_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, ahead);
+        case Kernel::planes_i8_whole5:
+        case Kernel::planes_i8_whole6:
+        case Kernel::planes_i8_split:
+            return planes_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, nullptr);
+        case Kernel::planes_i8_split_router:
+            return planes_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, ahead);
         case Kernel::kquant_i8_rows4_whole5:
         case Kernel::kquant_i8_rows4_whole6:
         case Kernel::kquant_i8_rows4_split:
@@ -296,7 +302,8 @@ bool multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
         std::vector<Tensor> to;
         for (const size_t i : launch.weights) w.push_back(weights[i]), to.push_back(y[i]);
         run(ctx, launch, x, cols, w, to, residual, ahead);
-        summed = summed || launch.kernel == linear::Kernel::kquant_i8_split_router;
+        summed = summed || launch.kernel == linear::Kernel::kquant_i8_split_router ||
+                 launch.kernel == linear::Kernel::planes_i8_split_router;
     }
     return summed;
 }

@@ -3,7 +3,9 @@
 #include <bit>
 
 #include "ops/cuda/linear/plan.h"
+#include "ops/cuda/linear/shared/row_formats.h"
 #include "ops/cuda/linear/shared/shapes.h"
+#include "quant/blocks.h"
 #include "quant/planes.h"
 
 namespace riptide::ops::cuda::linear {
@@ -41,6 +43,14 @@ Name name_of(Kernel kernel) {
             return {"kquant_i8_split", "gemv/kquant_i8.cu"};
         case Kernel::kquant_i8_stream:
             return {"kquant_i8_stream", "gemv/kquant_i8.cu"};
+        case Kernel::planes_i8_whole5:
+            return {"planes_i8_whole5", "gemv/planes_i8_sm90.cu"};
+        case Kernel::planes_i8_whole6:
+            return {"planes_i8_whole6", "gemv/planes_i8_sm90.cu"};
+        case Kernel::planes_i8_split_router:
+            return {"planes_i8_split_router", "gemv/planes_i8_sm90.cu"};
+        case Kernel::planes_i8_split:
+            return {"planes_i8_split", "gemv/planes_i8_sm90.cu"};
         case Kernel::kquant_i8_rows4_whole5:
             return {"kquant_i8_rows4_whole5", "gemv/kquant_i8_rows4.cu"};
         case Kernel::kquant_i8_rows4_whole6:
@@ -134,3 +144,37 @@ bool alike(const Weight& a, const Weight& b) {
 }
 
 }  // namespace riptide::ops::cuda::linear
+
+namespace riptide::ops::cuda::decode {
+
+RowFormat row_format(const Weight& w) {
+    if (w.scale != 1.0f || w.cols % 256 != 0 || w.cols == 0 || w.rows == 0 || w.rows * w.cols > int64_t{1} << 31)
+        return RowFormat::none;
+    const auto scaled = [&](DType type, int64_t cols) {
+        return w.scale_dtype == type && w.scale_cols == cols && w.scale_rows == 1;
+    };
+    switch (w.dtype) {
+        case DType::planes_q4_k:
+            return RowFormat::q4_k;
+        case DType::planes_q5_k:
+            return RowFormat::q5_k;
+        case DType::planes_q6_k:
+            return RowFormat::q6_k;
+        case DType::planes_q2_k:
+            return RowFormat::q2_k;
+        case DType::planes_int8:
+            return scaled(DType::f16, 32) ? RowFormat::int8 : RowFormat::none;
+        case DType::planes_int4:
+            return scaled(DType::f16, 32) ? RowFormat::int4 : RowFormat::none;
+        case DType::planes_levels:
+            return scaled(DType::f16, 32)   ? RowFormat::levels_f16
+                   : scaled(DType::f32, 32) ? (w.levels == static_cast<uint8_t>(LevelSet::iq3_s) ? RowFormat::iq3_s
+                                                                                                 : RowFormat::levels_f32)
+                   : scaled(DType::f32, 16) ? RowFormat::levels_f32_16
+                                            : RowFormat::none;
+        default:
+            return RowFormat::none;
+    }
+}
+
+}  // namespace riptide::ops::cuda::decode

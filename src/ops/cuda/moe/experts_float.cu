@@ -10,7 +10,7 @@
 //   float_down         experts_float_down.cuh: an output for each one or two warps, all slots; asked for while gate and
 //                      up are being computed.
 // What down reads before its wait: x, complete since then; and the ids of the experts. From keys: it asks for them
-// until they are there, as in experts_q4k_row1_sm90.cu. From logits: CTA 0 of gate and up stores them, with a fence,
+// until they are there, as in experts_row1_sm90.cu. From logits: CTA 0 of gate and up stores them, with a fence,
 // before it lets down start; the others do so behind their wait. More rows (blockIdx.y) choose experts in kernels of
 // their own and each read theirs: at eight rows of 8 of 256 experts 57 of 64 are distinct. Rows that share experts get
 // them from L2. What limits one row: router, choice, memory latency and gate's bytes follow one another. Measured

@@ -27,12 +27,12 @@ TilePlan group_plan(const Chip& chip, int64_t lists, DType type) {
 
 }  // namespace
 
-std::optional<int64_t> fit_row1(const Chip& chip) {
-    constexpr int kPairs = 36, kRow = S512::kHidden / 2 + S512::kHidden / 16;  // pairs of a CTA; a row of Q4_K
-    constexpr int64_t kShared = std::max(kRow1Large, 2 * kPairs * kRow),
-                      kStatic = 8 << 10;  // static, and what the chip keeps
-    if (chip.shared_bytes < kShared + kStatic) return {};
-    return kShared;
+std::optional<int64_t> fit_row1(const Chip& chip, RowFormat experts, RowFormat shared) {
+    constexpr int64_t kPairs = 32, kSharedPairs = 4, kStatic = 8 << 10;  // pairs of a CTA; static, and what the chip keeps
+    const auto pair = [](RowFormat format) { return int64_t{2} * row_bytes(format, S512::kHidden); };
+    const int64_t bytes = std::max<int64_t>(kRow1Large, kPairs * pair(experts) + kSharedPairs * pair(shared));
+    if (chip.shared_bytes < bytes + kStatic) return {};
+    return bytes;
 }
 
 std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, bool q6_down) {

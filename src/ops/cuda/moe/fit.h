@@ -5,17 +5,18 @@
 #include <optional>
 
 #include "ops/cuda/linear/fit.h"
+#include "ops/cuda/linear/shared/row_formats.h"
 
 namespace riptide::ops::cuda::decode {
 
-/// Sparse layers that experts_q4k_row1_sm90.cu, experts_q4k_rows8.cu and experts_grouped_sm80.cu are made for.
+/// Sparse layers that experts_row1_sm90.cu, experts_q4k_rows8.cu and experts_grouped_sm80.cu are made for.
 struct SparseShape512 {
     static constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kTopK = 8;
     static constexpr int kGroupRows = 8;  // that experts_grouped_sm80.cu multiplies at once
 };
 
-/// experts_q4k_row1_sm90.cu: the shared memory of gate and up.
-std::optional<int64_t> fit_row1(const Chip& chip);
+/// experts_row1_sm90.cu: the shared memory of gate and up, of experts and of the shared one.
+std::optional<int64_t> fit_row1(const Chip& chip, RowFormat experts, RowFormat shared);
 
 /// experts_q4k_rows8.cu: tasks that a warp has at a time, the most units of a CTA, and shared memory.
 struct RowsFit {

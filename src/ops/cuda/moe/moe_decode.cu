@@ -454,8 +454,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         case moe::Router::words_row1:
         case moe::Router::row1:
         case moe::Router::float_product:
-            if (choice.up == moe::Experts::q4k_row1_sm90)
-                experts_q4k_row1(ctx, x, norm, router, weights, shared, c.words, result, x.row(0));
+            if (choice.up == moe::Experts::row1_sm90)
+                experts_row1(ctx, x, norm, router, weights, shared, c.words, result, x.row(0));
             else float_moe(ctx, choice.router == moe::Router::row1, source, cols, router, s.layer, result, &x);
             return result;
         default:

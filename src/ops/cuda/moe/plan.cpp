@@ -63,19 +63,39 @@ bool row1_router(const SparseLayer& l) {
            w.scales == nullptr && w.scale == 1.0f && l.c.top_k <= S512::kTopK;
 }
 
-/// The layers of experts_q4k_row1_sm90.cu: the logits of any number of rows are those of router_words.h.
+/// From expert to expert, the same in each plane; 0 if they do not lie so.
+int64_t planes_stride(const std::vector<Weight>& each) {
+    const int64_t stride = stride_of(each);
+    const auto same = [&](const void* a, const void* b) {
+        return static_cast<const char*>(b) - static_cast<const char*>(a) == stride;
+    };
+    if (stride == 0 || !same(each[0].scales, each[1].scales)) return 0;
+    return each[0].high == nullptr || same(each[0].high, each[1].high) ? stride : 0;
+}
+
+/// The layers of experts_row1_sm90.cu: the logits of any number of rows are those of router_words.h.
 bool words_law(const SparseLayer& l) {
     const SharedExpert& s = l.c.shared;
     if (l.c.router == nullptr || s.gate == nullptr || !l.c.normed || !row1_router(l) || l.experts() != S512::kExperts ||
-        (l.down.dtype != kQ4 && l.down.dtype != kQ6) || l.down.rows % kRow1Warps != 0)
+        l.down.rows % kRow1Warps != 0)
         return false;
-    for (const Weight* w : {&l.gate, &l.up, s.gate, s.up})
-        if (!is_of(*w, kQ4, S512::kFf, S512::kHidden)) return false;
-    for (const Weight* w : {&l.down, s.down})
-        if (!is_of(*w, l.down.dtype, l.down.rows, S512::kFf) || w->rows * w->cols > int64_t{1} << 31) return false;
-    return stride_of(l.c.experts->up) == stride_of(l.c.experts->gate) && fit_row1(l.c.chip).has_value();
+    const RowFormat up = row_format(l.gate), shared_up = row_format(*s.gate), down = row_format(l.down),
+                    shared_down = row_format(*s.down);
+    const auto is = [](const Weight& w, RowFormat format, int64_t rows, int64_t cols) {
+        return format != RowFormat::none && row_format(w) == format && w.rows == rows && w.cols == cols;
+    };
+    const bool made_for = up == RowFormat::q4_k && shared_up == up && shared_down == down &&
+                          (down == RowFormat::q4_k || down == RowFormat::q6_k);
+    return (made_for || l.c.chip.programmatic()) && (down == shared_down || l.c.top_k % 2 == 0) &&
+           is(l.gate, up, S512::kFf, S512::kHidden) && is(l.up, up, S512::kFf, S512::kHidden) &&
+           is(*s.gate, shared_up, S512::kFf, S512::kHidden) && is(*s.up, shared_up, S512::kFf, S512::kHidden) &&
+           is(l.down, down, l.down.rows, S512::kFf) && is(*s.down, shared_down, l.down.rows, S512::kFf) &&
+           l.gate.levels == l.up.levels && s.gate->levels == s.up->levels &&
+           planes_stride(l.c.experts->gate) != 0 && planes_stride(l.c.experts->down) != 0 &&
+           planes_stride(l.c.experts->up) == planes_stride(l.c.experts->gate) &&
+           fit_row1(l.c.chip, up, shared_up).has_value();
 }
-bool q4k_row1(const SparseLayer& l) { return l.c.rows == 1 && words_law(l); }
+bool experts_row1(const SparseLayer& l) { return l.c.rows == 1 && words_law(l); }
 
 bool q4k_rows8(const SparseLayer& l) {
     constexpr int64_t kOutputs = 16;  // of down, that a CTA has
@@ -124,7 +144,7 @@ bool router_norms(const SparseLayer& l) {
 bool router_rows_q4k(const SparseLayer& l) { return router_norms(l) && q4k_rows8(l); }
 bool router_rows_grouped(const SparseLayer& l) { return router_norms(l) && grouped(l); }
 bool rows_up(const SparseLayer& l) { return plain_router(l) && l.c.rows > 2; }
-bool row1_words(const SparseLayer& l) { return l.c.words && q4k_row1(l); }
+bool row1_words(const SparseLayer& l) { return l.c.words && experts_row1(l); }
 bool row1_floats(const SparseLayer& l) {
     return l.c.rows == 1 && float_router(l) && !l.separate && l.c.normed && row1_router(l) &&
            floats(l, ActKind::staged);
@@ -152,8 +172,8 @@ constexpr RouterRow kRouters[] = {
     {Router::none,          {},                     chosen},             // any: moe_swiglu
     {Router::rows_norm,     Experts::q4k_rows8,     router_rows_q4k},      // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80
     {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80
-    {Router::words,         Experts::q4k_row1_sm90, row1_words},         // 1: as the next, behind a product that knew of it
-    {Router::words_row1,    Experts::q4k_row1_sm90, q4k_row1},           // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
+    {Router::words,         Experts::row1_sm90,     row1_words},         // 1: as the next, behind a product that knew of it
+    {Router::words_row1,    Experts::row1_sm90,     experts_row1},          // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
     {Router::words_rows,    {},                     words_law},          // 9 up: the same
     {Router::rows,          {},                     rows_up},            // 3 up: f32, f16, bf16
     {Router::product,       {},                     no_float_router},    // any: other types
@@ -271,7 +291,7 @@ constexpr Name kRouterNames[] = {
     {"router_prefill_any", "moe/router_prefill.cu"},
 };
 constexpr Name kExpertsNames[] = {
-    {"experts_q4k_row1_sm90", "moe/experts_q4k_row1_sm90.cu"},
+    {"experts_row1_sm90", "moe/experts_row1_sm90.cu"},
     {"experts_q4k_rows8", "moe/experts_q4k_rows8.cu"},
     {"experts_grouped_sm80", "moe/experts_grouped_sm80.cu"},
     {"experts_float", "moe/experts_float.cu"},

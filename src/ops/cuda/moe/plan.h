@@ -38,7 +38,7 @@ enum class Router {
     prefill_any,
 };
 enum class Experts {
-    q4k_row1_sm90,
+    row1_sm90,
     q4k_rows8,
     grouped_sm80,
     float_experts,

@@ -1,4 +1,4 @@
-// The host's side of the lean kernels (kquant_i8.cu, kquant_i8_rows4.cu, ../../moe/experts_q4k_row1_sm90.cu).
+// The host's side of the lean kernels (kquant_i8.cu, kquant_i8_rows4.cu, ../../moe/experts_row1_sm90.cu).
 #pragma once
 
 #include <span>
@@ -15,15 +15,19 @@ void kquant_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x,
                         std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
                         const RouterAhead* ahead);
 
+/// The same with planes of any type: planes_i8_whole5, whole6, split and split_router (planes_i8_sm90.cu).
+void planes_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols,
+                        std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
+                        const RouterAhead* ahead);
+
 /// Two to four rows: kquant_i8_rows4_whole5, whole6 and split (kquant_i8_rows4.cu).
 void kquant_i8_rows4_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
                               std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual);
 
-/// One row of a sparse layer: 256 experts, gate and up in Q4_K over 2048 columns, down in Q4_K or Q6_K over 512, at
-/// most 8 of them and a shared one, a bf16 router. summed: whoever made x has left the router's words. Fills the
-/// tensors of `result`; residual (or null) += y.
-void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router,
-                      const ExpertWeights& weights, const SharedExpert& shared, bool summed, MoeResult& result,
-                      float* residual);
+/// One row of a sparse layer: 256 experts, gate and up over 2048 columns, down over 512, at most 8 of them and a shared
+/// one, all in planes, a bf16 router. summed: whoever made x has left the router's words. Fills the tensors of `result`;
+/// residual (or null) += y.
+void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+                  const SharedExpert& shared, bool summed, MoeResult& result, float* residual);
 
 }  // namespace riptide::ops::cuda::decode

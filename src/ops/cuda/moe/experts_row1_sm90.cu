@@ -1,13 +1,14 @@
-// A sparse layer of Laguna XS.2 in Q4_K_M for one row: 256 experts of 2048 x 512, up to eight of them and a shared one.
-// The general kernels of moe_decode.cu take everything else, with the same bits.
+// A sparse layer of Laguna XS.2 for one row: 256 experts of 2048 x 512, up to eight of them and a shared one, in planes
+// of any type. Kernels of their own for Q4_K_M, and ones that ask each matrix for its format (RowFormat). The general
+// kernels of moe_decode.cu take everything else, with the same bits.
 //
-// Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB, down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23, 2.3 and
-// 1.1 us. The product before leaves the router's words (kquant_i8_split_kernel, ../linear/gemv/kquant_i8.cu), or else
+// Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB (Q4_K), down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23,
+// 2.3 and 1.1 us. The product before leaves the router's words (kquant_i8_split_kernel, ../linear/gemv/kquant_i8.cu), or else
 // router_words_row1_kernel does (router_words_row1.cuh). Then two kernels:
-//   experts_q4k_row1_gate_up_kernel  every CTA normalises the row, half of it, while the other half chooses the experts
+//   experts_row1_gate_up_kernel  every CTA normalises the row, half of it, while the other half chooses the experts
 //                        from the 256 words; then it fetches 32 pairs of rows of one and leaves silu(gate) * up,
 //                        quantised. Before it waits for the words it fetches its rows of the shared expert.
-//   experts_q4k_row1_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still
+//   experts_row1_down_kernel     one output a warp, all slots; fetches its weights while gate and up are still
 //                        being computed, and zeroes the words.
 // What down reads before its wait: x, complete since gate_up lets it start only behind its own wait; and the ids of the
 // experts: whoever leaves the words makes them -1, CTA 0 of gate_up posts them, and down asks until they are there.
@@ -25,6 +26,7 @@
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
 #include "ops/cuda/linear/gemv/kquant_i8.h"
 #include "ops/cuda/linear/shared/linear.h"
+#include "ops/cuda/linear/shared/row_formats.cuh"
 #include "ops/cuda/moe/experts_any.cuh"
 #include "ops/cuda/moe/fit.h"
 #include "ops/cuda/moe/router_words_row1.cuh"
@@ -35,7 +37,6 @@ namespace {
 
 constexpr int kExperts = kRow1Experts, kHidden = kRow1Hidden, kFf = 512, kMostChosen = kRow1Chosen,
               kSlots = kMostChosen + 1;
-constexpr int kRowBytes = kHidden / 2, kHeaderBytes = kHidden / 16;  // of a Q4_K row: nibbles, headers
 
 /// What the kernels of a layer leave for one another.
 struct Row1Middle {
@@ -46,8 +47,8 @@ struct Row1Middle {
 // ---- Gate and up.
 
 struct Row1GateUpArgs {
-    Row1Planes m[4];  // gate and up of the experts, gate and up of the shared expert
-    int64_t stride;   // from expert to expert
+    RowPlanes m[4];  // gate and up of the experts, gate and up of the shared expert
+    int64_t stride;  // from expert to expert
     RouteArgs route;
     WordChoice choice;
     Row1Middle* middle;
@@ -55,15 +56,16 @@ struct Row1GateUpArgs {
 
 constexpr int kGateUpCtas = kMostChosen * kFf / 32, kSharedPairs = kFf / kGateUpCtas, kPairs = kSharedPairs + 32;
 
-/// `pairs` rows of gate and as many of up, in shared memory: nibbles of gate, of up, headers of gate, of up.
-constexpr int pair_bytes(int pairs) { return 2 * pairs * (kRowBytes + kHeaderBytes); }
+/// `pairs` rows of gate and as many of up, in shared memory: a plane of gate, of up, the next plane of gate, of up.
+RT_HD constexpr int pair_bytes(const PlaneBytes& bytes, int pairs) { return 2 * pairs * (kHidden / 256) * bytes.all(); }
 
 /// CTA b has 32 pairs (gate row, up row) of an expert, which become one group of `act`, and kSharedPairs pairs of the
-/// shared expert. Pairs of an expert come in two halves, each in four copies (the copy engine takes few large pieces
+/// shared expert. Pairs of an expert come in two halves, each in few copies (the copy engine takes few large pieces
 /// much faster than many small ones), so that the first is multiplied while the second arrives; before them, the
 /// shared ones. A warp multiplies a pair at a time.
+template <class Formats>
 __global__ void __launch_bounds__(kRow1Threads, 2)
-    experts_q4k_row1_gate_up_kernel(const __grid_constant__ Row1GateUpArgs a) {
+    experts_row1_gate_up_kernel(const __grid_constant__ Row1GateUpArgs a) {
     constexpr int kGroups = kHidden / 32, kHalf = 16;
     extern __shared__ uint4 dynamic[];
     __shared__ alignas(16) char staged[staged_bytes(kHidden)];
@@ -72,27 +74,31 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     __shared__ uint64_t barriers[3];  // of the halves and of the shared pairs
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, slot = b / (kFf / 32);
     const bool routed = slot < a.route.top_k;
+    const PlaneBytes bytes[2] = {Formats::bytes(a.m[0].format), Formats::bytes(a.m[2].format)};  // routed, shared
     char* memory = reinterpret_cast<char*>(dynamic);
-    char* shared_memory = memory + 2 * pair_bytes(kHalf);
+    char* shared_memory = memory + 2 * pair_bytes(bytes[0], kHalf);
     if (t == 0)
         for (int i = 0; i < 3; ++i)
-            Row1Fetch{barriers + i}.init(i == 2 ? pair_bytes(kSharedPairs) : routed ? pair_bytes(kHalf) : 0);
-    // Of warps 0 to 7 and 8 to 11 the first lane makes a copy: the plane of gate or up, behind `from` that of an
-    // expert.
-    const int plane = warp % 4, up = plane & 1, headers = plane / 2, group = warp / 4;
-    const int pairs = group < 2 ? kHalf : kSharedPairs, row_bytes = headers != 0 ? kHeaderBytes : kRowBytes;
+            Row1Fetch{barriers + i}.init(i == 2   ? pair_bytes(bytes[1], kSharedPairs)
+                                         : routed ? pair_bytes(bytes[0], kHalf)
+                                                  : 0);
+    // Of warps 0 to 7 and 8 to 11 a lane makes a copy: a plane of gate or up, behind `from` that of an expert. The first
+    // plane is one warp's, the others, which are small, another's.
+    const int up = warp & 1, plane = warp % 4 < 2 ? 0 : 1 + lane, group = warp / 4;
+    const int pairs = group < 2 ? kHalf : kSharedPairs;
+    const PlaneBytes& mine = bytes[group < 2 ? 0 : 1];
+    const int row_bytes = lane < (warp % 4 < 2 ? 1 : 3) ? kHidden / 256 * mine.bytes[plane] : 0;
     const int first = group < 2 ? b % (kFf / 32) * 32 + group * kHalf : b * kSharedPairs;
-    const Row1Planes& m = a.m[(group < 2 ? 0 : 2) + up];
-    const char* from = (headers != 0 ? m.scales : m.data) + first * row_bytes;
-    char* to = (group < 2 ? memory + group * pair_bytes(kHalf) : shared_memory) +
-               pairs * (headers != 0 ? 2 * kRowBytes + up * kHeaderBytes : up * kRowBytes);
+    const char* from = row_bytes == 0 ? nullptr : a.m[(group < 2 ? 0 : 2) + up].plane[plane] + first * row_bytes;
+    char* to = (group < 2 ? memory + group * pair_bytes(bytes[0], kHalf) : shared_memory) +
+               pairs * (2 * (kHidden / 256) * (row_bytes == 0 ? 0 : mine.before(plane)) + up * row_bytes);
     __syncthreads();
-    if (group == 2 && lane == 0) Row1Fetch{barriers + 2}.copy(to, from, pairs * row_bytes);
+    if (group == 2 && row_bytes != 0) Row1Fetch{barriers + 2}.copy(to, from, pairs * row_bytes);
     __syncwarp();
     const WordEarly early(a.route, a.choice);
     pdl_wait();
     choose_by_words(a.route, a.choice, early, row1_layout(kHidden), route, staged, [&] {
-        if (routed && group < 2 && lane == 0)
+        if (routed && group < 2 && row_bytes != 0)
             Row1Fetch{barriers + group}.copy(to, from + route.chosen[slot] * a.stride, pairs * row_bytes);
         __syncwarp();
     });
@@ -105,22 +111,23 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     for (int i = 0; i < 3; ++i) {
         const int n = i == 0 ? kSharedPairs : kHalf;
         if (warp >= n || (i > 0 && !routed)) continue;
-        const char* part = i == 0 ? shared_memory : memory + (i - 1) * pair_bytes(kHalf);
+        char* part = i == 0 ? shared_memory : memory + (i - 1) * pair_bytes(bytes[0], kHalf);
         Row1Fetch{barriers + (i + 2) % 3}.wait();
         float acc[2] = {};
+        const RowPlanes& m = a.m[i == 0 ? 2 : 0];
+        Formats::with(m.format, [&](auto format) {
+            const SharedRows<format.value> rows{part, kGroups, 2 * n};
 #pragma unroll
-        for (int s = 0; s < kHidden / 1024; ++s) {
-            const int j = 32 * s + lane;
-            const KActs x = k_acts<false>(staged, kGroups, j);
+            for (int s = 0; s < kHidden / 1024; ++s) {
+                const int j = 32 * s + lane;
+                const KActs x = row_acts<format.value>(staged, kGroups, j);
 #pragma unroll
-            for (int g = 0; g < 2; ++g) {
-                const int row = g * n + warp;
-                const uint4 q = *reinterpret_cast<const uint4*>(part + row * kRowBytes + 16 * j);
-                const uint4 header =
-                    *reinterpret_cast<const uint4*>(part + 2 * n * kRowBytes + row * kHeaderBytes + j / 8 * 16);
-                acc[g] = fmaf(k_value<false>(q, {}, x, q4_scales<true>(header, at)), x.d, acc[g]);
+                for (int g = 0; g < 2; ++g) {
+                    const int index = (g * n + warp) * kGroups + j;
+                    acc[g] = fmaf(rows.value(index, x, rows.scales(index, at), m.levels), x.d, acc[g]);
+                }
             }
-        }
+        });
         row1_reduce<2>(acc, lane, [&](int g, float sum) {
             results[g][(i == 0 ? 0 : kSharedPairs + (i - 1) * kHalf) + warp] = sum;
         });
@@ -136,7 +143,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
 // ---- Down.
 
 struct Row1DownArgs {
-    Row1Planes routed, shared;
+    RowPlanes routed, shared;
     int64_t stride;
     RouterWords* words;  // read by gate and up, but for the ids
     const float* weights;
@@ -147,38 +154,16 @@ struct Row1DownArgs {
     float* residual;  // null: none
 };
 
-/// The weights of an output in all slots are sixteen rows behind one another in each: a CTA's nibbles and what lies
-/// beside them, of each slot, in shared memory.
-template <bool Q6>
-struct DownFetch {
-    static constexpr int kGroups = kFf / 32, kData = kRow1Warps * 16 * kGroups,
-                         kAux = kRow1Warps * Row1Aux<Q6>::row_bytes(kGroups);
-    static constexpr int kBytes = kSlots * (kData + kAux);
-    char* memory;
-
-    __device__ __forceinline__ char* data(int slot) const { return memory + slot * kData; }
-    __device__ __forceinline__ Row1Aux<Q6> aux(int slot) const {
-        return {memory + kSlots * kData + slot * kAux, kGroups, kRow1Warps};
-    }
-    /// copy(to, from, bytes) for each plane of a slot; offset: of its expert.
-    template <class Copy>
-    __device__ __forceinline__ void each(int slot, const Row1Planes& m, int64_t offset, const Copy& copy) const {
-        const int first = blockIdx.x * kRow1Warps * kGroups;
-        copy(data(slot), m.data + offset + 16 * first, kData);
-        copy(aux(slot).scales(), m.scales + offset + 2 * first, 2 * kGroups * kRow1Warps);
-        if constexpr (Q6) {
-            copy(aux(slot).high(), m.high + offset + 8 * first, 8 * kGroups * kRow1Warps);
-            copy(aux(slot).d(), m.d + offset + first / 4, kGroups * kRow1Warps / 4);
-        }
-    }
-};
+/// The weights of an output in all slots are sixteen rows behind one another in each: of each slot, a CTA's rows in
+/// shared memory, those of the shared expert last.
+constexpr int slot_bytes(RowFormat format) { return kRow1Warps * row_bytes(format, kFf); }
 
 /// As experts_any_down_kernel: an output a warp, a slot for each half of it, ten slots at once. One warp asks for the
 /// ids and, as soon as each is there, for the weights of its slot, by bulk copies: loads by all warps, each of which
 /// asked for the ids, kept gate and up waiting and took 2 us to issue.
-template <bool Q6>
+template <class Formats>
 __global__ void __launch_bounds__(kRow1Threads, 2)
-    experts_q4k_row1_down_kernel(const __grid_constant__ Row1DownArgs a) {
+    experts_row1_down_kernel(const __grid_constant__ Row1DownArgs a) {
     constexpr ActLayout l = row1_layout(kSlots * kFf);
     constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2;
     extern __shared__ uint4 dynamic[];
@@ -195,23 +180,31 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
                                           : t < 5 * l.groups / 2 ? 2 * (t - 2 * l.groups)
                                                                  : 4 * (t - 5 * l.groups / 2);
     const bool stages = t < kPieces && plane_at < kMostChosen * kGroups;
-    const DownFetch<Q6> weights{reinterpret_cast<char*>(dynamic)};
+    char* const memory = reinterpret_cast<char*>(dynamic);
+    const int slot_bytes = kRow1Warps * (kFf / 256) * Formats::bytes(a.routed.format).all();
+    const auto of_slot = [&](int slot) -> const RowPlanes& { return slot < a.top_k ? a.routed : a.shared; };
     const Row1Fetch fetch{&barrier};
-    if (t == 0) fetch.init(slots * (weights.kData + weights.kAux));
+    if (t == 0)
+        fetch.init(a.top_k * slot_bytes + kRow1Warps * (kFf / 256) * Formats::bytes(a.shared.format).all());
+    const auto ask = [&](int slot, int64_t offset, const auto& copy) {
+        Formats::with(of_slot(slot).format, [&](auto format) {
+            SharedRows<format.value>{memory + slot * slot_bytes, kGroups, kRow1Warps}.each(
+                of_slot(slot), offset, blockIdx.x * kRow1Warps, kRow1Warps, copy);
+        });
+    };
     __syncthreads();
 #if __CUDA_ARCH__ >= 900
     if (warp == 0) {
         const auto copy = [&](char* to, const char* from, int bytes) { fetch.copy(to, from, bytes); };
-        if (lane == a.top_k) weights.each(lane, a.shared, 0, copy);
-        if (lane < a.top_k) weights.each(lane, a.routed, await_id(a.words->posted + lane) * a.stride, copy);
+        if (lane == a.top_k) ask(lane, 0, copy);
+        if (lane < a.top_k) ask(lane, await_id(a.words->posted + lane) * a.stride, copy);
         __syncwarp();
         pdl_trigger();  // now: the next kernel's weights queue up behind these
     }
 #else
     for (int slot = 0; slot < slots; ++slot) {
-        const bool routed = slot < a.top_k;
-        weights.each(slot, routed ? a.routed : a.shared, routed ? await_id(a.words->posted + slot) * a.stride : 0,
-                     [&](char* to, const char* from, int bytes) { row1_fetch(to, from, bytes, t, kRow1Threads); });
+        ask(slot, slot < a.top_k ? await_id(a.words->posted + slot) * a.stride : 0,
+            [&](char* to, const char* from, int bytes) { row1_fetch(to, from, bytes, t, kRow1Threads); });
     }
     copy_async_wait();
     __syncthreads();
@@ -221,9 +214,15 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     fetch.wait();
     // While gate and up are being computed: everything that needs the weights alone.
     const KShifts at(lane);
-    float2 by[kPasses];
+    const auto rows_of = [&](auto format, int slot) {
+        return SharedRows<decltype(format)::value>{memory + slot * slot_bytes, kGroups, kRow1Warps};
+    };
+    [[maybe_unused]] float2 by[kPasses];
+    if constexpr (Formats::kAhead) {
+        constexpr std::integral_constant<RowFormat, Formats::kFormat> kFormat;
 #pragma unroll
-    for (int b = 0; b < kPasses; ++b) by[b] = row1_scales<Q6>(weights.aux(min(2 * b + half, slots - 1)), at_row, at);
+        for (int b = 0; b < kPasses; ++b) by[b] = rows_of(kFormat, min(2 * b + half, slots - 1)).scales(at_row, at);
+    }
     pdl_wait();
     const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
     if (stages)
@@ -236,14 +235,26 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     }
     clear_words(*a.words);
     __syncthreads();
-    float acc[kPasses];
-#pragma unroll
-    for (int b = 0; b < kPasses; ++b) {
+    const auto product = [&](auto format, int b) {
         const int slot = min(2 * b + half, slots - 1);
-        const KActs x = k_acts<Q6>(staged, l.groups, (slot < a.top_k ? slot : kMostChosen) * kGroups + j);
-        const uint4 raw = *reinterpret_cast<const uint4*>(weights.data(slot) + 16 * at_row);
-        acc[b] = row1_dot<Q6>(raw, weights.aux(slot), at_row, x, by[b], 0.0f);
-    }
+        const auto rows = rows_of(format, slot);
+        const KActs x =
+            row_acts<decltype(format)::value>(staged, l.groups, (slot < a.top_k ? slot : kMostChosen) * kGroups + j);
+        if constexpr (Formats::kAhead) return fmaf(rows.value(at_row, x, by[b], {}), x.d, 0.0f);
+        else return fmaf(rows.value(at_row, x, rows.scales(at_row, at), of_slot(slot).levels), x.d, 0.0f);
+    };
+    float acc[kPasses];
+    Formats::with(a.routed.format, [&](auto format) {
+#pragma unroll
+        for (int b = 0; b < kPasses; ++b) acc[b] = product(format, b);
+    });
+    if constexpr (!Formats::kAhead)
+        if (a.shared.format != a.routed.format)  // then top_k is even, and both halves of its pass have the shared one
+            Formats::with(a.shared.format, [&](auto format) {
+                const float of_shared = product(format, a.top_k / 2);
+#pragma unroll
+                for (int b = 0; b < kPasses; ++b) acc[b] = b == a.top_k / 2 ? of_shared : acc[b];
+            });
     row1_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) { terms[warp][2 * b + half] = sum; });
     __syncwarp();
     float term = lane < slots ? terms[warp][lane] : 0.0f;
@@ -269,21 +280,22 @@ int64_t expert_stride(const std::vector<Weight>& experts) {
 
 }  // namespace
 
-void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router,
-                      const ExpertWeights& weights, const SharedExpert& shared, bool summed, MoeResult& result,
-                      float* residual) {
+void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
+                  const SharedExpert& shared, bool summed, MoeResult& result, float* residual) {
     const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
     const int64_t out = weights.down[0].rows, stride = expert_stride(weights.gate);
-    const auto fit = fit_row1(chip_of(*ctx.gpu));
-    constexpr int kShared = std::max(kRow1Large, pair_bytes(32 + kSharedPairs));
-    RT_ASSERT(fit && *fit == kShared && weights.gate.size() == kExperts);
+    const RowFormat ups_format = row_format(*ups[0]), shared_format = row_format(*ups[2]);
+    const auto fit = fit_row1(chip_of(*ctx.gpu), ups_format, shared_format);
+    RT_ASSERT(fit && weights.gate.size() == kExperts &&
+              *fit >= pair_bytes(plane_bytes(ups_format), kPairs - kSharedPairs) +
+                          pair_bytes(plane_bytes(shared_format), kSharedPairs));
     const ArenaScope scope(*ctx.arena);
     auto* middle = static_cast<Row1Middle*>(ctx.arena->allocate(sizeof(Row1Middle)));
     const WordChoice choice{x.row(0), norm.weight.data(), norm.eps, router_words(*ctx.gpu), result.logits.row(0)};
     if (!summed) launch_router_words(ctx, *router.w, choice);
 
     Row1GateUpArgs a = {};
-    for (size_t i = 0; i < 4; ++i) a.m[i] = planes_of(*ups[i]);
+    for (size_t i = 0; i < 4; ++i) a.m[i] = row_planes(*ups[i]);
     a.stride = stride;
     a.route = {router.bias.empty() ? nullptr : router.bias.data(),
                kExperts,
@@ -294,12 +306,15 @@ void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Rou
                result.routing.weights.row(0)};
     a.choice = choice;
     a.middle = middle;
-    allow_shared(reinterpret_cast<const void*>(experts_q4k_row1_gate_up_kernel), kShared);
-    launch(*ctx.gpu, experts_q4k_row1_gate_up_kernel, kGateUpCtas, kRow1Threads, kShared, a);
+    const bool q4 = ups_format == RowFormat::q4_k && shared_format == RowFormat::q4_k;
+    const auto gate_up = q4 ? experts_row1_gate_up_kernel<OneFormat<RowFormat::q4_k>>
+                            : experts_row1_gate_up_kernel<AnyFormat>;
+    allow_shared(reinterpret_cast<const void*>(gate_up), *fit);
+    launch(*ctx.gpu, gate_up, kGateUpCtas, kRow1Threads, static_cast<size_t>(*fit), a);
 
     Row1DownArgs d = {};
-    d.routed = planes_of(weights.down[0]);
-    d.shared = planes_of(*shared.down);
+    d.routed = row_planes(weights.down[0]);
+    d.shared = row_planes(*shared.down);
     d.stride = expert_stride(weights.down);
     d.words = choice.words;
     d.weights = a.route.weights;
@@ -308,9 +323,11 @@ void experts_q4k_row1(Context& ctx, const Tensor& x, const Norm& norm, const Rou
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);
     d.residual = residual;
-    const bool q6 = weights.down[0].dtype == DType::planes_q6_k;
-    const auto kernel = q6 ? experts_q4k_row1_down_kernel<true> : experts_q4k_row1_down_kernel<false>;
-    const int bytes = std::max(kRow1Small, q6 ? DownFetch<true>::kBytes : DownFetch<false>::kBytes);
+    const bool one = d.routed.format == d.shared.format;
+    const auto kernel = one && d.routed.format == RowFormat::q6_k   ? experts_row1_down_kernel<OneFormat<RowFormat::q6_k>>
+                        : one && d.routed.format == RowFormat::q4_k ? experts_row1_down_kernel<OneFormat<RowFormat::q4_k>>
+                                                                    : experts_row1_down_kernel<AnyFormat>;
+    const int bytes = std::max(kRow1Small, kSlots * std::max(slot_bytes(d.routed.format), slot_bytes(d.shared.format)));
     allow_shared(reinterpret_cast<const void*>(kernel), bytes);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kRow1Warps)), kRow1Threads, bytes, d);
     ctx.gpu->sums_open = false;
