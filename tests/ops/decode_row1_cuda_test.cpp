@@ -61,6 +61,31 @@ TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
         }
 }
 
+/// Eight rows at a time, and the last of them.
+TEST(DecodeRow1, rows_by_eights_have_the_bits_that_each_has_alone) {
+    RT_GPU_ONLY();
+    for (const DType type : {DType::q4_0, DType::iq3_s, DType::iq2_xs})
+        for (const int64_t cols : {kLagunaHidden, int64_t{8192}}) {
+            OpContext op(1, int64_t{32} << 20);
+            const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100), n = fewer(19, 9);
+            const Weight w = place_random(op, {type}, outputs, cols, 12);
+            const std::vector<float> x = test::random_rows(n, cols, 13);
+            const auto run = [&](int64_t first, int64_t count) {
+                op.poison();
+                const std::vector<float> some(x.begin() + first * cols, x.begin() + (first + count) * cols);
+                Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(count * outputs), 0.5f), {count, outputs});
+                ops::matmul_add(op.ctx, w, op.tensor(some, {count, cols}), r);
+                return values_of(r);
+            };
+            const std::vector<float> together = run(0, n);
+            for (int64_t i = 0; i < n; ++i) {
+                const auto first = together.begin() + i * outputs;
+                expect_same_bits(run(i, 1), std::vector<float>(first, first + outputs),
+                                 fmt::format("{}, {} columns, row {} of {}", dtype_name(type), cols, i, n).c_str());
+            }
+        }
+}
+
 /// Of gate and up, of down: of the experts, of the shared expert.
 struct LayerTypes {
     DType up, down, shared_up, shared_down;
@@ -146,9 +171,17 @@ TEST(DecodeRow1, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t sources = fewer(11, 2);
     const std::vector<float> x = test::random_rows(sources, kLagunaHidden, 82);
-    for (const DType down_type : brief<DType>({DType::q4_k, DType::q6_k}, 1))
+    const std::vector<LayerTypes> mixes = {
+        LayerTypes(DType::q4_k),
+        LayerTypes(DType::q6_k),
+        {DType::q8_0, DType::q8_0},
+        {DType::q2_k, DType::q3_k, DType::q4_k, DType::q6_k},
+        {DType::iq3_s, DType::iq4_nl, DType::q5_k, DType::q5_k},
+    };
+    for (const LayerTypes& types : brief<LayerTypes>(mixes, 3))
         for (const bool shared : {true, false}) {
-            SparseLayer layer(down_type);
+            const DType down_type = types.down;
+            SparseLayer layer(types);
             const auto run = [&](const std::vector<int64_t>& rows) {
                 std::vector<float> picked;
                 for (const int64_t r : rows)
@@ -160,7 +193,7 @@ TEST(DecodeRow1, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
             };
             std::vector<Results> alone;
             for (int64_t r = 0; r < sources; ++r) alone.push_back(run({r}));
-            for (const int64_t n : brief<int64_t>({16, 2, 6, 8, 9, 11, 15}, 1)) {
+            for (const int64_t n : brief<int64_t>({16, 2, 6, 8, 9, 11, 15, 70}, 1)) {
                 std::vector<int64_t> rows;  // the first comes again and again
                 for (int64_t i = 0; i < n; ++i) rows.push_back(i % 3 == 0 ? 0 : i * 5 % sources);
                 const Results together = run(rows);

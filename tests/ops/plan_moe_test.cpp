@@ -82,11 +82,13 @@ TEST(PlanMoe, what_is_chosen_fits_however_little_shared_memory_there_is) {
                     if (choice.up == moe::Experts::grouped_sm80) {
                         ASSERT_TRUE(fits);
                     }
-                    if (choice.up == moe::Experts::q4k_rows8) {
-                        ASSERT_TRUE(decode::fit_rows8(chip, rows, 8, down == DType::planes_q6_k).has_value());
+                    if (choice.up == moe::Experts::rows8) {
+                        const decode::LayerFormats formats =
+                            decode::formats_of(*world.c.experts, world.c.shared);
+                        ASSERT_TRUE(decode::fit_rows8(chip, std::min<int64_t>(rows, 8), 8, formats).has_value());
                     }
                     if (choice.router == moe::Router::rows_norm) {
-                        ASSERT_TRUE(choice.up == moe::Experts::grouped_sm80 || choice.up == moe::Experts::q4k_rows8);
+                        ASSERT_TRUE(choice.up == moe::Experts::grouped_sm80 || choice.up == moe::Experts::rows8);
                     }
                     grouped = grouped || choice.up == moe::Experts::grouped_sm80;
                     others = others || (rows > 1 && choice.up == moe::Experts::any);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/cuda/linear/shared/row_formats.h"
+
 namespace riptide::ops::cuda::decode {
 
 namespace {
@@ -167,11 +169,26 @@ std::optional<int64_t> planes_of(const Chip& chip, int64_t warps, int64_t fixed,
 
 }  // namespace
 
-std::optional<int64_t> fit_planes_whole(const Chip& chip, int64_t batches, int64_t bytes) {
-    return planes_of(chip, batches, staged_bytes(2048), bytes);
+std::optional<int64_t> fit_planes_whole(const Chip& chip, int64_t n, int64_t batches, int64_t bytes) {
+    return planes_of(chip, batches, n * staged_bytes(2048), bytes);
 }
-std::optional<int64_t> fit_planes_split(const Chip& chip, int64_t rows, int steps, int64_t bytes) {
-    return planes_of(chip, rows, staged_bytes(1024 * steps) + int64_t{4} * steps * kRow1Threads, bytes);
+std::optional<int64_t> fit_planes_split(const Chip& chip, int64_t n, int64_t rows, int steps, int64_t bytes) {
+    const int64_t values = int64_t{4} * steps * kRow1Threads * (n == 1 ? 1 : 2);
+    return planes_of(chip, rows, n * staged_bytes(1024 * steps) + values, bytes);
+}
+int64_t planes_rows(const Chip& chip, int64_t cols, int64_t n, std::span<const Weight* const> weights, int64_t batch) {
+    int64_t batches = 0, bytes = 0;
+    for (const Weight* w : weights) {
+        batches += up(w->rows, batch);
+        bytes = std::max<int64_t>(bytes, batch * row_bytes(row_format(*w), static_cast<int>(cols)));
+    }
+    int64_t rows = std::min<int64_t>(n, kPlanesRows);
+    const auto fits = [&] {
+        return cols == 2048 ? fit_planes_whole(chip, rows, batches, bytes)
+                            : fit_planes_split(chip, rows, batches, static_cast<int>(cols / 1024), bytes);
+    };
+    while (rows > 0 && !fits()) --rows;
+    return rows;
 }
 
 int64_t bf16_small_room(const Chip& chip) { return chip.shared_bytes - (2 << 10); }

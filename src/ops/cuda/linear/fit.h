@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "ops/cuda/device/chip.h"
 #include "ops/cuda/linear/shared/shapes.h"
@@ -22,10 +23,13 @@ struct Row1Fit {
 std::optional<Row1Fit> fit_row1_whole(const Chip& chip, int64_t n, int64_t batches, bool any_q6, int batch, int batch6);
 /// The shared memory of a CTA that has a row of Q4_K in 16 warps: `rows` of them, 1,024 * steps columns.
 std::optional<int64_t> fit_row1_split(const Chip& chip, int64_t n, int64_t rows, int steps);
-/// planes_i8_sm90.cu, the shared memory of a CTA: batches of rows of 2,048 columns, of up to `bytes` each, one a warp; and
-/// rows of 1,024 * steps columns, of `bytes` each, one a warp.
-std::optional<int64_t> fit_planes_whole(const Chip& chip, int64_t batches, int64_t bytes);
-std::optional<int64_t> fit_planes_split(const Chip& chip, int64_t rows, int steps, int64_t bytes);
+/// planes_i8_sm90.cu, the shared memory of a CTA for n rows of x: batches of rows of 2,048 columns, of up to `bytes`
+/// each, one a warp; and rows of 1,024 * steps columns, of `bytes` each, one a warp.
+std::optional<int64_t> fit_planes_whole(const Chip& chip, int64_t n, int64_t batches, int64_t bytes);
+std::optional<int64_t> fit_planes_split(const Chip& chip, int64_t n, int64_t rows, int steps, int64_t bytes);
+/// How many of n rows of x it multiplies at a time with a group of weights of `cols` columns, `batch` (5, 6; above
+/// 2,048 columns 1) rows a warp; 0: none.
+int64_t planes_rows(const Chip& chip, int64_t cols, int64_t n, std::span<const Weight* const> weights, int64_t batch);
 
 /// bf16_small_sm90.cu. singles: whether f32 rows come last.
 struct Bf16SmallFit {

@@ -247,9 +247,9 @@ void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t
         case Kernel::planes_i8_whole5:
         case Kernel::planes_i8_whole6:
         case Kernel::planes_i8_split:
-            return planes_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, nullptr);
+            return planes_i8_multiply(ctx, launch.kernel, x, cols, n, w, y, residual, nullptr);
         case Kernel::planes_i8_split_router:
-            return planes_i8_multiply(ctx, launch.kernel, x, cols, w, y, residual, ahead);
+            return planes_i8_multiply(ctx, launch.kernel, x, cols, n, w, y, residual, ahead);
         case Kernel::kquant_i8_rows4_whole5:
         case Kernel::kquant_i8_rows4_whole6:
         case Kernel::kquant_i8_rows4_split:

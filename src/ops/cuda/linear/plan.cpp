@@ -94,24 +94,18 @@ bool row1_stream(const Group& g) {
     return g.c.rows == 1 && (g.c.cols == 2048 || g.c.cols == 6144 || g.c.cols == 8192) &&
            g.matrices() <= kRow1Matrices && g.all(row1_weight);
 }
-int64_t row_bytes_of(const Group& g) {
-    int64_t most = 0;
-    for (const Weight* w : g.c.weights)
-        most = std::max<int64_t>(most, row_bytes(row_format(*w), static_cast<int>(g.c.cols)));
-    return most;
-}
 bool planes(const Group& g) {
-    return g.c.rows == 1 && g.c.chip.programmatic() && g.c.x != ActKind::staged && g.matrices() <= kRow1Matrices &&
+    return g.c.chip.programmatic() && g.c.rows > 0 && g.c.x != ActKind::staged && g.matrices() > 0 &&
+           g.matrices() <= kRow1Matrices &&
            g.all([](const Weight& w) { return row_format(w) != RowFormat::none; });
 }
 template <int Batch>
 bool planes_whole(const Group& g) {
-    return g.c.cols == 2048 && planes(g) &&
-           fit_planes_whole(g.c.chip, g.batches(Batch, Batch), Batch * row_bytes_of(g)).has_value();
+    return g.c.cols == 2048 && planes(g) && planes_rows(g.c.chip, g.c.cols, g.c.rows, g.c.weights, Batch) > 0;
 }
 bool planes_split(const Group& g) {
     return (g.c.cols == 6144 || g.c.cols == 8192) && g.matrices() == 1 && g.c.x != ActKind::norm && planes(g) &&
-           fit_planes_split(g.c.chip, g.rows, static_cast<int>(g.c.cols / 1024), row_bytes_of(g)).has_value();
+           planes_rows(g.c.chip, g.c.cols, g.c.rows, g.c.weights, 1) > 0;
 }
 bool routed_planes(const Group& g) { return g.c.router && g.c.residual && g.rows == kWordCols && planes_split(g); }
 bool one(const Group& g) { return g.c.rows == 1; }
@@ -230,10 +224,10 @@ constexpr Row kTable[] = {
     {Of::group,   Kernel::kquant_i8_whole6,         both<one, row1_whole<6>>},         // 1: the same, more rows
     {Of::group,   Kernel::kquant_i8_split_router,   both<one, routed_split>},          // 1: the next, of 2,048 rows, before a router
     {Of::group,   Kernel::kquant_i8_split,          both<one, row1_split>},            // 1: one Q4_K, 6,144 or 8,192; 117 KB
-    {Of::group,   Kernel::planes_i8_whole5,         planes_whole<5>},                  // 1: planes of any type, 2,048; sm_90
-    {Of::group,   Kernel::planes_i8_whole6,         planes_whole<6>},                  // 1: the same, more rows
-    {Of::group,   Kernel::planes_i8_split_router,   routed_planes},                    // 1: the next, of 2,048 rows, before a router
-    {Of::group,   Kernel::planes_i8_split,          planes_split},                     // 1: planes of any type, 6,144 or 8,192
+    {Of::group,   Kernel::planes_i8_whole5,         both<one, planes_whole<5>>},        // 1: planes of any type, 2,048; sm_90
+    {Of::group,   Kernel::planes_i8_whole6,         both<one, planes_whole<6>>},        // 1: the same, more rows
+    {Of::group,   Kernel::planes_i8_split_router,   both<one, routed_planes>},          // 1: the next, of 2,048 rows, before a router
+    {Of::group,   Kernel::planes_i8_split,          both<one, planes_split>},           // 1: planes of any type, 6,144 or 8,192
     {Of::group,   Kernel::kquant_i8_stream,         row1_stream},                      // 1: Q4_K, Q6_K, 2,048, 6,144, 8,192
     {Of::group,   Kernel::bf16_small_sm90,          small_bf16},                       // 1: bf16, then f32, to 4,096, small; sm_90
     {Of::group,   Kernel::float_row1,               float_row1},                       // 1: f32, f16, bf16, fp8
@@ -247,6 +241,9 @@ constexpr Row kTable[] = {
     {Of::kind,    Kernel::kquant_i8_wide_sm90,      wide},                             // 2 up: K-quants, x 256; sm_90
     {Of::kind,    Kernel::kquant_i8_sm80,           sm80},                             // 2 up: K-quants, x 2,048; sm_80
     {Of::kind,    Kernel::q8_i8_sm80,               eight},                            // 2 up: Q8_0, x 2,048; sm_80
+    {Of::kind,    Kernel::planes_i8_whole5,         planes_whole<5>},                  // 2 up: planes of any type, 2,048; sm_90
+    {Of::kind,    Kernel::planes_i8_whole6,         planes_whole<6>},                  // 2 up: the same, more rows
+    {Of::kind,    Kernel::planes_i8_split,          planes_split},                     // 2 up: one of any type, 6,144 or 8,192
     {Of::kind,    Kernel::float_rows,               float_rows},                       // 2 up: f32, f16, bf16, fp8
     {Of::kind,    Kernel::any,                      always},                           // all else
 };

@@ -177,4 +177,16 @@ RowFormat row_format(const Weight& w) {
     }
 }
 
+int64_t planes_stride(const std::vector<Weight>& experts) {
+    if (experts.size() < 2) return 0;
+    const auto between = [](const void* a, const void* b) {
+        return static_cast<const char*>(b) - static_cast<const char*>(a);
+    };
+    const Weight &a = experts[0], &b = experts[1];
+    const int64_t stride = between(a.data, b.data);
+    const bool same =
+        between(a.scales, b.scales) == stride && (a.high == nullptr || between(a.high, b.high) == stride);
+    return same ? stride : 0;
+}
+
 }  // namespace riptide::ops::cuda::decode

@@ -24,7 +24,7 @@ struct ChooseHere {
     const RouteArgs* route = nullptr;
     const float* logits = nullptr;
     const uint32_t* keys = nullptr;
-    uint64_t* listed = nullptr;  // of experts_q4k_rows8() only
+    uint64_t* listed = nullptr;  // of experts_rows8() only
 };
 /// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). Right
 /// behind the kernel that wrote x and routing, or, with `choose`, behind fused_router(); choose.route's
@@ -37,7 +37,7 @@ constexpr int kMostRows8Groups = 128;
 /// logits[n, experts] = router RMSNorm(x), keys of sigmoid(logits) + bias (route.cuh), and the normalised rows
 /// as staged rows of `layout`, in one kernel, for up to kMostFusedRouterRows rows of 2,048 columns to be normalised.
 /// words: the sums are those of ../linear/shared/router_words.h, and rows as many as there are. router: as for
-/// router_logits(). bias: null or [experts]. keys: null or [n, experts]. listed: null or [kMostRows8Groups], set to
+/// router_logits(). bias: null or [experts]. keys: null or [n, experts]. listed: null or [n / 8 up, kMostRows8Groups], set to
 /// ones.
 ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
                        const float* bias, bool words, float* logits, uint32_t* keys, uint64_t* listed);

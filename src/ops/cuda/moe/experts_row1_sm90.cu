@@ -74,23 +74,23 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     __shared__ uint64_t barriers[3];  // of the halves and of the shared pairs
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, b = blockIdx.x, slot = b / (kFf / 32);
     const bool routed = slot < a.route.top_k;
-    const PlaneBytes bytes[2] = {Formats::bytes(a.m[0].format), Formats::bytes(a.m[2].format)};  // routed, shared
+    const PlaneBytes of_experts = Formats::bytes(a.m[0].format), of_shared = Formats::bytes(a.m[2].format);
     char* memory = reinterpret_cast<char*>(dynamic);
-    char* shared_memory = memory + 2 * pair_bytes(bytes[0], kHalf);
+    char* shared_memory = memory + 2 * pair_bytes(of_experts, kHalf);
     if (t == 0)
         for (int i = 0; i < 3; ++i)
-            Row1Fetch{barriers + i}.init(i == 2   ? pair_bytes(bytes[1], kSharedPairs)
-                                         : routed ? pair_bytes(bytes[0], kHalf)
+            Row1Fetch{barriers + i}.init(i == 2   ? pair_bytes(of_shared, kSharedPairs)
+                                         : routed ? pair_bytes(of_experts, kHalf)
                                                   : 0);
     // Of warps 0 to 7 and 8 to 11 a lane makes a copy: a plane of gate or up, behind `from` that of an expert. The first
     // plane is one warp's, the others, which are small, another's.
     const int up = warp & 1, plane = warp % 4 < 2 ? 0 : 1 + lane, group = warp / 4;
     const int pairs = group < 2 ? kHalf : kSharedPairs;
-    const PlaneBytes& mine = bytes[group < 2 ? 0 : 1];
-    const int row_bytes = lane < (warp % 4 < 2 ? 1 : 3) ? kHidden / 256 * mine.bytes[plane] : 0;
+    const PlaneBytes mine = group < 2 ? of_experts : of_shared;
+    const int row_bytes = lane < (warp % 4 < 2 ? 1 : 3) ? kHidden / 256 * mine.of(plane) : 0;
     const int first = group < 2 ? b % (kFf / 32) * 32 + group * kHalf : b * kSharedPairs;
     const char* from = row_bytes == 0 ? nullptr : a.m[(group < 2 ? 0 : 2) + up].plane[plane] + first * row_bytes;
-    char* to = (group < 2 ? memory + group * pair_bytes(bytes[0], kHalf) : shared_memory) +
+    char* to = (group < 2 ? memory + group * pair_bytes(of_experts, kHalf) : shared_memory) +
                pairs * (2 * (kHidden / 256) * (row_bytes == 0 ? 0 : mine.before(plane)) + up * row_bytes);
     __syncthreads();
     if (group == 2 && row_bytes != 0) Row1Fetch{barriers + 2}.copy(to, from, pairs * row_bytes);
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     for (int i = 0; i < 3; ++i) {
         const int n = i == 0 ? kSharedPairs : kHalf;
         if (warp >= n || (i > 0 && !routed)) continue;
-        char* part = i == 0 ? shared_memory : memory + (i - 1) * pair_bytes(bytes[0], kHalf);
+        char* part = i == 0 ? shared_memory : memory + (i - 1) * pair_bytes(of_experts, kHalf);
         Row1Fetch{barriers + (i + 2) % 3}.wait();
         float acc[2] = {};
         const RowPlanes& m = a.m[i == 0 ? 2 : 0];

@@ -35,25 +35,37 @@ std::optional<int64_t> fit_row1(const Chip& chip, RowFormat experts, RowFormat s
     return bytes;
 }
 
-std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, bool q6_down) {
+LayerFormats formats_of(const ExpertWeights& experts, const SharedExpert& shared) {
+    const RowFormat up = row_format(experts.gate[0]), down = row_format(experts.down[0]);
+    if (shared.gate == nullptr) return {up, down, up, down};
+    return {up, down, row_format(*shared.gate), row_format(*shared.down)};
+}
+
+std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, const LayerFormats& formats) {
     constexpr int64_t kTiles = S512::kFf / 32, kStatic = 3 << 10, kLeastCtas = 128, kUpTasks = 2, kOutputs = 8;
-    constexpr int64_t kUpTask = 4 * (S512::kHidden / 2 + S512::kHidden / 16), kUpRow = 40 * (S512::kHidden / 32),
-                      kUnit = 4 * 32 * 4;
+    constexpr int64_t kUnit = 4 * 32 * 4;
+    const auto longest = [](RowFormat a, RowFormat b, int cols) {
+        return int64_t{std::max(row_bytes(a, cols), row_bytes(b, cols))};
+    };
     const auto tasks = [&](int64_t fixed, int64_t bytes) {
         return (chip.shared_bytes - kStatic - fixed) / (kRow1Warps * bytes);
     };
-    const auto down_task = [&](bool q6) {
-        return kOutputs * (16 + (q6 ? 10 : 2)) * kTiles + (q6 ? kOutputs * kTiles / 4 : 0);
-    };
-    const auto down_fixed = [&](bool q6) { return n * (S512::kTopK + 1) * ((q6 ? 44 : 40) * kTiles + 4 * 16); };
     RowsFit fit;
     fit.up_ctas = std::max<int64_t>(kLeastCtas, chip.sms);
     fit.units = ceil_of(n * top_k * kTiles, fit.up_ctas);
-    const int64_t up_fixed = n * kUpRow + fit.units * kUnit;
-    if (tasks(up_fixed, kUpTask) < kUpTasks || tasks(down_fixed(true), down_task(true)) < 2) return {};
-    fit.up_shared = up_fixed + kUpTasks * kRow1Warps * kUpTask;
-    fit.down_tasks = std::min<int64_t>(3, tasks(down_fixed(q6_down), down_task(q6_down)));
-    fit.down_shared = down_fixed(q6_down) + fit.down_tasks * kRow1Warps * down_task(q6_down);
+    // A group of a row of x: without the sums of halves for Q4_K alone.
+    const bool q4_up = formats.up == RowFormat::q4_k && formats.shared_up == RowFormat::q4_k;
+    const bool q4_down = formats.down == RowFormat::q4_k && formats.shared_down == RowFormat::q4_k;
+    const int64_t up_fixed = n * (q4_up ? 40 : 44) * (S512::kHidden / 32) + fit.units * kUnit;
+    const int64_t down_fixed = n * (S512::kTopK + 1) * ((q4_down ? 40 : 44) * kTiles + 4 * 16);
+    const int64_t up_row = longest(formats.up, formats.shared_up, S512::kHidden);
+    if (!q4_up && tasks(up_fixed, 4 * up_row) < kUpTasks) fit.pairs = 1;
+    fit.up_task = 2 * fit.pairs * up_row;
+    fit.down_task = kOutputs * longest(formats.down, formats.shared_down, S512::kFf);
+    if (tasks(up_fixed, fit.up_task) < kUpTasks || tasks(down_fixed, fit.down_task) < 2) return {};
+    fit.up_shared = up_fixed + kUpTasks * kRow1Warps * fit.up_task;
+    fit.down_tasks = std::min<int64_t>(3, tasks(down_fixed, fit.down_task));
+    fit.down_shared = down_fixed + fit.down_tasks * kRow1Warps * fit.down_task;
     return fit;
 }
 

@@ -6,10 +6,11 @@
 
 #include "ops/cuda/linear/fit.h"
 #include "ops/cuda/linear/shared/row_formats.h"
+#include "ops/moe.h"
 
 namespace riptide::ops::cuda::decode {
 
-/// Sparse layers that experts_row1_sm90.cu, experts_q4k_rows8.cu and experts_grouped_sm80.cu are made for.
+/// Sparse layers that experts_row1_sm90.cu, experts_rows8.cu and experts_grouped_sm80.cu are made for.
 struct SparseShape512 {
     static constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kTopK = 8;
     static constexpr int kGroupRows = 8;  // that experts_grouped_sm80.cu multiplies at once
@@ -18,11 +19,25 @@ struct SparseShape512 {
 /// experts_row1_sm90.cu: the shared memory of gate and up, of experts and of the shared one.
 std::optional<int64_t> fit_row1(const Chip& chip, RowFormat experts, RowFormat shared);
 
-/// experts_q4k_rows8.cu: tasks that a warp has at a time, the most units of a CTA, and shared memory.
-struct RowsFit {
-    int64_t up_ctas = 0, units = 0, up_shared = 0, down_tasks = 0, down_shared = 0;
+/// Formats of gate and up, of down; of the shared expert's (without one: the same).
+struct LayerFormats {
+    RowFormat up, down, shared_up, shared_down;
+
+    /// Q4_K, and Q6_K for down: kernels are made for them.
+    bool q4_k_m() const {
+        return up == RowFormat::q4_k && shared_up == up && shared_down == down &&
+               (down == RowFormat::q4_k || down == RowFormat::q6_k);
+    }
 };
-std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, bool q6_down);
+LayerFormats formats_of(const ExpertWeights& experts, const SharedExpert& shared);
+
+/// experts_rows8.cu: pairs of a task of gate and up, the most units of a CTA, tasks of down that a warp has at a time,
+/// bytes of tasks, and shared memory.
+struct RowsFit {
+    int pairs = 2;
+    int64_t up_ctas = 0, units = 0, up_task = 0, up_shared = 0, down_tasks = 0, down_task = 0, down_shared = 0;
+};
+std::optional<RowsFit> fit_rows8(const Chip& chip, int64_t n, int64_t top_k, const LayerFormats& formats);
 
 /// experts_grouped_sm80.cu: bytes of the lists of groups, and how both kernels divide their memory.
 int64_t group_list_bytes(int64_t n, int64_t top_k);

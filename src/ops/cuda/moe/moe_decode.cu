@@ -9,7 +9,7 @@
 //   warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// Float weights in usual shapes: experts_float.cu. 2 to 8 rows: experts_q4k_rows8.cu. More: experts_grouped_sm80.cu
+// Float weights in usual shapes: experts_float.cu. 2 to 8 rows: experts_rows8.cu. More: experts_grouped_sm80.cu
 // with router_rows.cu if they have kernels for the types and shapes (the latter else from three rows on); else the same
 // kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three dependent
 // kernels; the experts' addresses are not known before the router has ended.
@@ -27,7 +27,7 @@
 #include "ops/cuda/moe/experts_any.cuh"
 #include "ops/cuda/moe/experts_float.h"
 #include "ops/cuda/moe/experts_grouped_sm80.h"
-#include "ops/cuda/moe/experts_q4k_rows8.h"
+#include "ops/cuda/moe/experts_rows8.h"
 #include "ops/cuda/moe/plan.h"
 #include "ops/cuda/moe/route.cuh"
 
@@ -434,12 +434,30 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     switch (choice.router) {
         case moe::Router::rows_norm: {
             auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
-            auto* listed = static_cast<uint64_t*>(ctx.arena->allocate(kMostRows8Groups * int64_t{sizeof(uint64_t)}));
+            constexpr int64_t kEight = 8;
+            auto* listed = static_cast<uint64_t*>(ctx.arena->allocate((n + kEight - 1) / kEight * kMostRows8Groups *
+                                                                      int64_t{sizeof(uint64_t)}));
             const ChooseHere choose{&route, result.logits.row(0), keys, listed};
             rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, choice.words, result.logits.row(0),
                                 keys, listed);
-            if (choice.up == moe::Experts::q4k_rows8) experts_q4k_rows8(ctx, s.layer, rows, n, choose, result.y, &x);
-            else group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose);
+            if (choice.up != moe::Experts::rows8) {
+                group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose);
+                return result;
+            }
+            for (int64_t first = 0; first < n; first += kEight) {
+                const int64_t count = std::min(kEight, n - first);
+                RouteArgs some = route;
+                some.chosen += first * router.top_k;
+                some.weights += first * router.top_k;
+                ActSource from = rows;
+                from.rows += first * rows.stride;
+                Tensor y(result.y.row(first), DType::f32, {count, result.y.shape[1]}),
+                    residual(x.row(first), DType::f32, {count, x.shape[1]});
+                experts_rows8(ctx, weights, shared, from, count,
+                              {&some, result.logits.row(first), keys + first * num_experts,
+                               listed + first / kEight * kMostRows8Groups},
+                              y, &residual);
+            }
             return result;
         }
         case moe::Router::words_rows:

@@ -63,47 +63,41 @@ bool row1_router(const SparseLayer& l) {
            w.scales == nullptr && w.scale == 1.0f && l.c.top_k <= S512::kTopK;
 }
 
-/// From expert to expert, the same in each plane; 0 if they do not lie so.
-int64_t planes_stride(const std::vector<Weight>& each) {
-    const int64_t stride = stride_of(each);
-    const auto same = [&](const void* a, const void* b) {
-        return static_cast<const char*>(b) - static_cast<const char*>(a) == stride;
+/// Planes of experts of 2,048 x 512 that kernels fetch as whole rows, each matrix in a format of its own; of Q4_K_M
+/// files also on chips without bulk copies.
+bool whole_rows(const SparseLayer& l, const LayerFormats& f) {
+    const SharedExpert& s = l.c.shared;
+    const auto is = [](const Weight& w, RowFormat format, int64_t rows, int64_t cols) {
+        return format != RowFormat::none && row_format(w) == format && w.rows == rows && w.cols == cols;
     };
-    if (stride == 0 || !same(each[0].scales, each[1].scales)) return 0;
-    return each[0].high == nullptr || same(each[0].high, each[1].high) ? stride : 0;
+    const auto layer = [&](const Weight& gate, const Weight& up, const Weight& down, RowFormat ups, RowFormat downs) {
+        return is(gate, ups, S512::kFf, S512::kHidden) && is(up, ups, S512::kFf, S512::kHidden) &&
+               gate.levels == up.levels && is(down, downs, l.down.rows, S512::kFf);
+    };
+    const int64_t stride = planes_stride(l.c.experts->gate);
+    return (f.q4_k_m() || l.c.chip.programmatic()) && l.experts() <= S512::kExperts && l.c.top_k <= S512::kTopK &&
+           stride != 0 && planes_stride(l.c.experts->up) == stride && planes_stride(l.c.experts->down) != 0 &&
+           layer(l.gate, l.up, l.down, f.up, f.down) &&
+           (s.gate == nullptr || layer(*s.gate, *s.up, *s.down, f.shared_up, f.shared_down));
 }
 
 /// The layers of experts_row1_sm90.cu: the logits of any number of rows are those of router_words.h.
 bool words_law(const SparseLayer& l) {
-    const SharedExpert& s = l.c.shared;
-    if (l.c.router == nullptr || s.gate == nullptr || !l.c.normed || !row1_router(l) || l.experts() != S512::kExperts ||
-        l.down.rows % kRow1Warps != 0)
+    if (l.c.router == nullptr || l.c.shared.gate == nullptr || !l.c.normed || !row1_router(l) ||
+        l.experts() != S512::kExperts || l.down.rows % kRow1Warps != 0)
         return false;
-    const RowFormat up = row_format(l.gate), shared_up = row_format(*s.gate), down = row_format(l.down),
-                    shared_down = row_format(*s.down);
-    const auto is = [](const Weight& w, RowFormat format, int64_t rows, int64_t cols) {
-        return format != RowFormat::none && row_format(w) == format && w.rows == rows && w.cols == cols;
-    };
-    const bool made_for = up == RowFormat::q4_k && shared_up == up && shared_down == down &&
-                          (down == RowFormat::q4_k || down == RowFormat::q6_k);
-    return (made_for || l.c.chip.programmatic()) && (down == shared_down || l.c.top_k % 2 == 0) &&
-           is(l.gate, up, S512::kFf, S512::kHidden) && is(l.up, up, S512::kFf, S512::kHidden) &&
-           is(*s.gate, shared_up, S512::kFf, S512::kHidden) && is(*s.up, shared_up, S512::kFf, S512::kHidden) &&
-           is(l.down, down, l.down.rows, S512::kFf) && is(*s.down, shared_down, l.down.rows, S512::kFf) &&
-           l.gate.levels == l.up.levels && s.gate->levels == s.up->levels &&
-           planes_stride(l.c.experts->gate) != 0 && planes_stride(l.c.experts->down) != 0 &&
-           planes_stride(l.c.experts->up) == planes_stride(l.c.experts->gate) &&
-           fit_row1(l.c.chip, up, shared_up).has_value();
+    const LayerFormats f = formats_of(*l.c.experts, l.c.shared);
+    return whole_rows(l, f) && (f.down == f.shared_down || l.c.top_k % 2 == 0) &&
+           fit_row1(l.c.chip, f.up, f.shared_up).has_value();
 }
 bool experts_row1(const SparseLayer& l) { return l.c.rows == 1 && words_law(l); }
 
-bool q4k_rows8(const SparseLayer& l) {
-    constexpr int64_t kOutputs = 16;  // of down, that a CTA has
-    return l.mma() && l.c.rows >= 2 && l.c.rows <= 8 && l.c.top_k <= S512::kTopK && l.experts() <= S512::kExperts &&
-           l.down.rows % kOutputs == 0 && (l.down.dtype == kQ4 || l.down.dtype == kQ6) &&
-           l.ups([](const Weight& w) { return is_of(w, kQ4, S512::kFf, S512::kHidden); }) &&
-           l.downs([&](const Weight& w) { return is_of(w, l.down.dtype, l.down.rows, S512::kFf); }) &&
-           fit_rows8(l.c.chip, l.c.rows, l.c.top_k, l.down.dtype == kQ6).has_value();
+/// Any number of rows, by eights.
+bool rows8(const SparseLayer& l) {
+    constexpr int64_t kOutputs = 16, kMost = 8;  // of down, that a CTA has; rows
+    const LayerFormats f = formats_of(*l.c.experts, l.c.shared);
+    return l.mma() && l.c.rows >= 2 && l.down.rows % kOutputs == 0 && whole_rows(l, f) &&
+           fit_rows8(l.c.chip, std::min(l.c.rows, kMost), l.c.top_k, f).has_value();
 }
 
 bool grouped(const SparseLayer& l) {
@@ -138,11 +132,16 @@ bool plain_router(const SparseLayer& l) {
 bool float_router(const SparseLayer& l) { return !is_planes(l.c.router->dtype) && l.c.router->dtype != DType::f8_e4m3; }
 
 bool router_norms(const SparseLayer& l) {
-    return plain_router(l) && l.c.rows > 1 && l.c.rows <= 8 && !l.separate && l.c.router->cols == S512::kHidden &&
+    return plain_router(l) && l.c.rows > 1 && (l.c.rows <= 8 || words_law(l)) && !l.separate && l.c.router->cols == S512::kHidden &&
            l.c.normed && l.c.aligned;
 }
-bool router_rows_q4k(const SparseLayer& l) { return router_norms(l) && q4k_rows8(l); }
-bool router_rows_grouped(const SparseLayer& l) { return router_norms(l) && grouped(l); }
+/// experts_grouped_sm80.cu is faster from four rows on, but for Q4_K_M files.
+bool router_rows8(const SparseLayer& l) {
+    const bool first = l.c.rows <= 3 || !grouped(l) || formats_of(*l.c.experts, l.c.shared).q4_k_m();
+    return l.c.rows <= 8 && router_norms(l) && first && rows8(l);
+}
+bool router_rows_grouped(const SparseLayer& l) { return l.c.rows <= 8 && router_norms(l) && grouped(l); }
+bool router_eights(const SparseLayer& l) { return l.c.rows > 8 && router_norms(l) && !grouped(l) && rows8(l); }
 bool rows_up(const SparseLayer& l) { return plain_router(l) && l.c.rows > 2; }
 bool row1_words(const SparseLayer& l) { return l.c.words && experts_row1(l); }
 bool row1_floats(const SparseLayer& l) {
@@ -170,7 +169,8 @@ struct RouterRow {
 constexpr RouterRow kRouters[] = {
     // rows: what the router is, what the experts are, what it takes of the chip
     {Router::none,          {},                     chosen},             // any: moe_swiglu
-    {Router::rows_norm,     Experts::q4k_rows8,     router_rows_q4k},      // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80
+    {Router::rows_norm,     Experts::rows8,         router_rows8},         // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80; planes of any type; sm_90
+    {Router::rows_norm,     Experts::rows8,         router_eights},        // 9 up: the same by eights, but for K-quants
     {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80
     {Router::words,         Experts::row1_sm90,     row1_words},         // 1: as the next, behind a product that knew of it
     {Router::words_row1,    Experts::row1_sm90,     experts_row1},          // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
@@ -292,7 +292,7 @@ constexpr Name kRouterNames[] = {
 };
 constexpr Name kExpertsNames[] = {
     {"experts_row1_sm90", "moe/experts_row1_sm90.cu"},
-    {"experts_q4k_rows8", "moe/experts_q4k_rows8.cu"},
+    {"experts_rows8", "moe/experts_rows8.cu"},
     {"experts_grouped_sm80", "moe/experts_grouped_sm80.cu"},
     {"experts_float", "moe/experts_float.cu"},
     {"experts_any", "moe/experts_any.cuh"},

@@ -39,7 +39,7 @@ enum class Router {
 };
 enum class Experts {
     row1_sm90,
-    q4k_rows8,
+    rows8,
     grouped_sm80,
     float_experts,
     any,

@@ -41,7 +41,7 @@ struct RouterRowsArgs {
     ActLayout layout;
     const float* bias;  // [m.rows] or null
     uint32_t* keys;     // [n, m.rows]: route_key() of what experts are chosen by
-    uint64_t* listed;   // [kMostRows8Groups], set to ones, or null
+    uint64_t* listed;   // [n / 8 up, kMostRows8Groups], set to ones, or null
 };
 
 /// Rows row0 .. row0 + count - 1 of kFusedCols columns, normalised (block_rms_scale), to `out`, `stride` bytes apart.
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
     float weights[8];
     if constexpr (Fused) row1_weights8(a.norm, threadIdx.x, weights);
     pdl_wait();
-    if (Fused && blockIdx.x + blockIdx.y == 0 && a.listed != nullptr && threadIdx.x < kMostRows8Groups)
-        a.listed[threadIdx.x] = ~uint64_t{0};
     const int row0 = blockIdx.y * kRows;
+    if (Fused && blockIdx.x == 0 && row0 % 8 == 0 && a.listed != nullptr && threadIdx.x < kMostRows8Groups)
+        a.listed[row0 / 8 * kMostRows8Groups + threadIdx.x] = ~uint64_t{0};
     const char* x = a.x + row0 * a.stride;
     int64_t stride = a.stride;
     if constexpr (Fused) {

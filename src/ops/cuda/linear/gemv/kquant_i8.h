@@ -15,8 +15,9 @@ void kquant_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x,
                         std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
                         const RouterAhead* ahead);
 
-/// The same with planes of any type: planes_i8_whole5, whole6, split and split_router (planes_i8_sm90.cu).
-void planes_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols,
+/// The same with planes of any type, for any number of rows: planes_i8_whole5, whole6, split and, for one row,
+/// split_router (planes_i8_sm90.cu).
+void planes_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
                         std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
                         const RouterAhead* ahead);
 

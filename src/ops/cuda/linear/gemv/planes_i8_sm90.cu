@@ -1,6 +1,6 @@
-// Matrix products of one row with planes of any type, of the width of Laguna XS.2: what kquant_i8.cu is for Q4_K_M
-// files, with the bits of the general kernels (any.cuh). For chips with
-// bulk copies.
+// Matrix products of one row, and of eight at a time, with planes of any type, of the width of Laguna XS.2: what
+// kquant_i8.cu and kquant_i8_rows4.cu are for Q4_K_M files, with the bits of the general kernels (any.cuh). For chips
+// with bulk copies.
 //
 // Bytes: those of the rows, a byte and a sixteenth for a weight in Q8_0 (q, k, v and gate 22 MB, 4.8 us at 4.65 TB/s).
 // All weights of a CTA are fetched at once, before pdl_wait(), by bulk copies of whole rows; what a matrix is made of
@@ -25,27 +25,47 @@ struct PlanesArgs {
     PlanesMatrix m[kRow1Matrices];
     int32_t matrices, batches;
     int32_t bytes;  // shared memory of a warp
+    int32_t n;      // rows of x; those of y and residual lie one behind the other
     ActSource x;
     float* residual;
 };
 
-/// The row of x, by the whole CTA, behind pdl_wait().
+/// The rows of x to staged ones, by the whole CTA, behind pdl_wait().
 template <int Cols>
-__device__ __forceinline__ void stage_row(const ActSource& x, char* staged) {
-    if (x.kind == ActKind::int8) row1_stage_int8<Cols / 32>(x.rows, true, staged);
-    else row1_stage_floats<Cols / 8>(reinterpret_cast<const float*>(x.rows), row1_layout(Cols), staged);
+__device__ __forceinline__ void stage_rows_of(const PlanesArgs& a, int n, char* staged) {
+#pragma unroll 1
+    for (int p = 0; p < n; ++p) {
+        const char* const from = a.x.rows + p * a.x.stride;
+        char* const to = staged + p * staged_bytes(Cols);
+        if (a.x.kind == ActKind::int8) row1_stage_int8<Cols / 32>(from, true, to);
+        else row1_stage_floats<Cols / 8>(reinterpret_cast<const float*>(from), row1_layout(Cols), to);
+    }
+}
+/// The same, normalised; norm: the weights of this thread's columns. Two rows at a time, half a CTA each.
+__device__ __forceinline__ void stage_normed(const PlanesArgs& a, int n, const float (&norm)[8], float (*partial)[kWarps],
+                                             char* staged) {
+    const int half = threadIdx.x / kThreads, u = threadIdx.x % kThreads;
+#pragma unroll 1
+    for (int p = half; p - half < n; p += 2) {
+        Row1NormRow x;
+        if (p < n) x.load(reinterpret_cast<const float*>(a.x.rows + p * a.x.stride), u, partial[p]);
+        __syncthreads();
+        if (p < n) x.stage(norm, a.x.eps, u, partial[p], staged + p * staged_bytes(kRow1Hidden));
+    }
 }
 
-/// Rows of 2,048 columns, one batch of G a warp: batch warp * gridDim.x + CTA.
-template <int G>
+/// Rows of 2,048 columns, one batch of G a warp: batch warp * gridDim.x + CTA. P: rows of x that a warp multiplies at
+/// once.
+template <int G, int P>
 __global__ void __launch_bounds__(kRow1Threads, 2) planes_i8_whole_kernel(const __grid_constant__ PlanesArgs a) {
     extern __shared__ uint4 dynamic[];
-    __shared__ float partial[kWarps];
+    __shared__ float partial[kPlanesRows][kWarps];
     __shared__ uint64_t barriers[kRow1Warps];
-    constexpr int kCols = 2048, kGroups = kCols / 32;
+    constexpr int kCols = 2048, kGroups = kCols / 32, kStride = staged_bytes(kCols);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, b = warp * gridDim.x + blockIdx.x;
+    const int n = P == 1 ? 1 : a.n;
     char* const staged = reinterpret_cast<char*>(dynamic);
-    char* const mine = staged + staged_bytes(kCols) + warp * a.bytes;
+    char* const mine = staged + n * kStride + warp * a.bytes;
     int i = 0;
 #pragma unroll
     for (int k = 1; k < kRow1Matrices; ++k)
@@ -63,54 +83,61 @@ __global__ void __launch_bounds__(kRow1Threads, 2) planes_i8_whole_kernel(const 
         __syncwarp();
     }
     float norm[8];
-    const bool normed = a.x.kind == ActKind::norm, stages = threadIdx.x < kThreads;
-    if (normed && stages) row1_weights8(a.x.norm, threadIdx.x, norm);
+    const bool normed = a.x.kind == ActKind::norm;
+    if (normed) row1_weights8(a.x.norm, threadIdx.x % kThreads, norm);
     if (count > 0) fetch.wait();
     pdl_wait();
     pdl_trigger();  // see kquant_i8_whole_kernel
-    if (normed) {
-        Row1NormRow x;
-        if (stages) x.load(reinterpret_cast<const float*>(a.x.rows), threadIdx.x, partial);
-        __syncthreads();
-        if (stages) x.stage(norm, a.x.eps, threadIdx.x, partial, staged);
-    } else {
-        stage_row<kCols>(a.x, staged);
-    }
+    if (normed) stage_normed(a, n, norm, partial, staged);
+    else stage_rows_of<kCols>(a, n, staged);
     __syncthreads();
     if (count == 0) return;
-    float acc[G] = {};
-    AnyFormat::with(m.planes.format, [&](auto format) {
-        const SharedRows<format.value> rows{mine, kGroups, G};
-        const KShifts at(lane);
+#pragma unroll 1
+    for (int p0 = 0; p0 < n; p0 += P) {
+        float acc[P * G] = {};
+        AnyFormat::with(m.planes.format, [&](auto format) {
+            const SharedRows<format.value> rows{mine, kGroups, G};
+            const KShifts at(lane);
+#pragma unroll(P == 1 ? 2 : 1)
+            for (int s = 0; s < kGroups / 32; ++s) {
+                const int j = 32 * s + lane;
+                KActs x[P];
 #pragma unroll
-        for (int s = 0; s < kGroups / 32; ++s) {
-            const int j = 32 * s + lane;
-            const KActs x = row_acts<format.value>(staged, kGroups, j);
+                for (int p = 0; p < P; ++p)
+                    x[p] = row_acts<format.value>(staged + min(p0 + p, n - 1) * kStride, kGroups, j);
 #pragma unroll
-            for (int g = 0; g < G; ++g) {
-                const int index = g * kGroups + j;
-                acc[g] = fmaf(rows.value(index, x, rows.scales(index, at), m.planes.levels), x.d, acc[g]);
+                for (int g = 0; g < G; ++g) {
+                    const int index = g * kGroups + j;
+                    const auto by = rows.scales(index, at);
+#pragma unroll
+                    for (int p = 0; p < P; ++p)
+                        acc[p * G + g] =
+                            fmaf(rows.value(index, x[p], by, m.planes.levels), x[p].d, acc[p * G + g]);
+                }
             }
-        }
-    });
-    row1_reduce<G>(acc, lane, [&](int g, float sum) {
-        if (g >= count) return;
-        m.y[row + g] = sum;
-        if (a.residual != nullptr) a.residual[row + g] = a.residual[row + g] + sum;
-    });
+        });
+        row1_reduce<P * G>(acc, lane, [&](int i, float sum) {
+            const int g = i % G, p = p0 + i / G;
+            if (g >= count || p >= n) return;
+            const int to = p * m.rows + row + g;
+            m.y[to] = sum;
+            if (a.residual != nullptr) a.residual[to] = a.residual[to] + sum;
+        });
+    }
 }
 
-/// Rows of S * 1024 columns: as kquant_i8_split_kernel.
-template <int S, bool Routed>
+/// Rows of S * 1024 columns: as kquant_i8_split_kernel. P: rows of x that a warp multiplies at once; Routed: one.
+template <int S, bool Routed, int P>
 __global__ void __launch_bounds__(kRow1Threads, 2)
     planes_i8_split_kernel(const __grid_constant__ PlanesArgs a, const __grid_constant__ RouterAhead ahead) {
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barrier;
-    constexpr int kCols = 1024 * S, kGroups = kCols / 32;
+    constexpr int kCols = 1024 * S, kGroups = kCols / 32, kStride = staged_bytes(kCols);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int n = P == 1 ? 1 : a.n;
     char* const staged = reinterpret_cast<char*>(dynamic);
-    auto* const values = reinterpret_cast<float*>(staged + staged_bytes(kCols));  // [step][row][lane]
-    char* const memory = reinterpret_cast<char*>(values + S * kRow1Threads);
+    auto* const values = reinterpret_cast<float*>(staged + n * kStride);  // [p][step][row][lane]
+    char* const memory = reinterpret_cast<char*>(values + P * S * kRow1Threads);
     const PlanesMatrix& m = a.m[0];
     const int rows =
         Routed ? kRow1Warps : (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
@@ -131,77 +158,96 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     pdl_wait();
     pdl_trigger();  // see kquant_i8_whole_kernel
     if constexpr (Routed) begin_choice(*ahead.words);
-    const float old = a.residual != nullptr && lane == 0 && warp < rows ? a.residual[row] : 0.0f;
-    stage_row<kCols>(a.x, staged);
+    const float old = a.residual != nullptr && lane < n && warp < rows ? a.residual[lane * m.rows + row] : 0.0f;
+    stage_rows_of<kCols>(a, n, staged);
     if constexpr (Routed) {
         if (lane == 0) norm = __uint_as_float(load_weight32(ahead.norm + row));
         share.ask(ahead.router);
     }
     __syncthreads();
-    AnyFormat::with(m.planes.format, [&](auto format) {
-        const KShifts at(lane);
-        KActs x = {};
 #pragma unroll 1
-        for (int k = warp * S; k < warp * S + S; ++k) {
-            const int r = k % kRow1Warps, j = 32 * (k / kRow1Warps) + lane;
-            if (k == warp * S || r == 0) x = row_acts<format.value>(staged, kGroups, j);
-            const SharedRows<format.value> own{memory + r * a.bytes, kGroups, 1};
-            values[k * 32 + lane] = own.value(j, x, own.scales(j, at), m.planes.levels);
-        }
-    });
-    __syncthreads();
-    if (warp >= rows) return;
-    float acc[1] = {};
+    for (int p0 = 0; p0 < n; p0 += P) {
+        const char* from[P];
 #pragma unroll
-    for (int s = 0; s < S; ++s) {
-        const float d = *reinterpret_cast<const float*>(staged + 32 * kGroups + 8 * (32 * s + lane));
-        acc[0] = fmaf(values[(s * kRow1Warps + warp) * 32 + lane], d, acc[0]);
+        for (int p = 0; p < P; ++p) from[p] = staged + min(p0 + p, n - 1) * kStride;
+        AnyFormat::with(m.planes.format, [&](auto format) {
+            const KShifts at(lane);
+            KActs x[P] = {};
+#pragma unroll 1
+            for (int k = warp * S; k < warp * S + S; ++k) {
+                const int r = k % kRow1Warps, j = 32 * (k / kRow1Warps) + lane;
+                const SharedRows<format.value> own{memory + r * a.bytes, kGroups, 1};
+                const auto by = own.scales(j, at);
+#pragma unroll
+                for (int p = 0; p < P; ++p) {
+                    if (k == warp * S || r == 0) x[p] = row_acts<format.value>(from[p], kGroups, j);
+                    values[p * S * kRow1Threads + k * 32 + lane] = own.value(j, x[p], by, m.planes.levels);
+                }
+            }
+        });
+        __syncthreads();
+        if (warp < rows) {
+            float acc[P] = {};
+#pragma unroll
+            for (int s = 0; s < S; ++s)
+#pragma unroll
+                for (int p = 0; p < P; ++p) {
+                    const float d = *reinterpret_cast<const float*>(from[p] + 32 * kGroups + 8 * (32 * s + lane));
+                    acc[p] = fmaf(values[p * S * kRow1Threads + (s * kRow1Warps + warp) * 32 + lane], d, acc[p]);
+                }
+            const float sum = reduce_lanes<P>(acc, lane);  // of row p0 + lane / (32 / P)
+            const int p = p0 + lane / (32 / P);
+            const float before = __shfl_sync(~0u, old, p);
+            if (lane % (32 / P) == 0 && p < n) {
+                const int to = p * m.rows + row;
+                m.y[to] = sum;
+                if (a.residual != nullptr) a.residual[to] = before + sum;
+                if constexpr (Routed) group.put(warp, before + sum, norm);
+            }
+        }
+        if constexpr (P > 1) __syncthreads();
     }
-    row1_reduce<1>(acc, lane, [&](int, float sum) {
-        m.y[row] = sum;
-        if (a.residual != nullptr) a.residual[row] = old + sum;
-        if constexpr (Routed) group.put(warp, old + sum, norm);
-    });
     if constexpr (Routed) {
         __syncthreads();
         share.add(group, *ahead.words);
     }
 }
 
-PlanesArgs args_of(const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
-                   int64_t batch) {
+/// Of rows [first, first + n) of x.
+PlanesArgs args_of(const ActSource& x, int64_t first, int64_t n, std::span<const Weight* const> weights,
+                   std::span<Tensor> y, Tensor* residual, int64_t batch) {
     PlanesArgs a = {};
     for (const Weight* w : weights) {
         const auto i = static_cast<size_t>(a.matrices++);
-        a.m[i] = {row_planes(*w), y[i].row(0), static_cast<int32_t>(w->rows), a.batches};
+        a.m[i] = {row_planes(*w), y[i].row(first), static_cast<int32_t>(w->rows), a.batches};
         a.batches += static_cast<int32_t>((w->rows + batch - 1) / batch);
         a.bytes = std::max(a.bytes, static_cast<int32_t>(batch) * row_bytes(row_format(*w), static_cast<int>(w->cols)));
     }
+    a.n = static_cast<int32_t>(n);
     a.x = x;
-    a.residual = residual == nullptr ? nullptr : residual->row(0);
+    a.x.rows += first * x.stride;
+    a.residual = residual == nullptr ? nullptr : residual->row(first);
     return a;
 }
 
 template <int G>
-void launch_whole(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
-                  Tensor* residual) {
-    const PlanesArgs a = args_of(x, weights, y, residual, G);
-    const auto shared = fit_planes_whole(chip_of(*ctx.gpu), a.batches, a.bytes);
+void launch_whole(Context& ctx, const PlanesArgs& a) {
+    const auto shared = fit_planes_whole(chip_of(*ctx.gpu), a.n, a.batches, a.bytes);
     RT_ASSERT(shared);
-    allow_shared(reinterpret_cast<const void*>(planes_i8_whole_kernel<G>), *shared);
-    launch(*ctx.gpu, planes_i8_whole_kernel<G>,
-           dim3(static_cast<unsigned>(std::min<int64_t>(ctx.gpu->info().sm_count, a.batches))), kRow1Threads,
-           static_cast<size_t>(*shared), a);
+    const auto kernel = a.n == 1 ? planes_i8_whole_kernel<G, 1> : planes_i8_whole_kernel<G, 2>;
+    allow_shared(reinterpret_cast<const void*>(kernel), *shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(std::min<int64_t>(ctx.gpu->info().sm_count, a.batches))),
+           kRow1Threads, static_cast<size_t>(*shared), a);
 }
 
 template <int S>
-void launch_split(Context& ctx, const ActSource& x, std::span<const Weight* const> weights, std::span<Tensor> y,
-                  Tensor* residual, const RouterAhead* ahead) {
-    const PlanesArgs a = args_of(x, weights, y, residual, 1);
-    const int64_t rows = weights[0]->rows;
-    const auto shared = fit_planes_split(chip_of(*ctx.gpu), rows, S, a.bytes);
-    RT_ASSERT(shared && (ahead == nullptr || rows == kWordCols));
-    const auto kernel = ahead != nullptr ? planes_i8_split_kernel<S, true> : planes_i8_split_kernel<S, false>;
+void launch_split(Context& ctx, const PlanesArgs& a, const RouterAhead* ahead) {
+    const int64_t rows = a.m[0].rows;
+    const auto shared = fit_planes_split(chip_of(*ctx.gpu), a.n, rows, S, a.bytes);
+    RT_ASSERT(shared && (ahead == nullptr || (rows == kWordCols && a.n == 1)));
+    const auto kernel = ahead != nullptr ? planes_i8_split_kernel<S, true, 1>
+                        : a.n == 1       ? planes_i8_split_kernel<S, false, 1>
+                                         : planes_i8_split_kernel<S, false, 2>;
     const int64_t ctas = ahead != nullptr ? rows / kWordGroup : std::min<int64_t>(ctx.gpu->info().sm_count, rows);
     if (ahead != nullptr) open_words(*ctx.gpu);
     allow_shared(reinterpret_cast<const void*>(kernel), *shared);
@@ -211,15 +257,21 @@ void launch_split(Context& ctx, const ActSource& x, std::span<const Weight* cons
 
 }  // namespace
 
-void planes_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols,
+void planes_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
                         std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
                         const RouterAhead* ahead) {
     using linear::Kernel;
+    const bool five = kernel == Kernel::planes_i8_whole5, six = kernel == Kernel::planes_i8_whole6;
     RT_ASSERT((kernel == Kernel::planes_i8_split_router) == (ahead != nullptr));
-    if (kernel == Kernel::planes_i8_whole5) launch_whole<5>(ctx, x, weights, y, residual);
-    else if (kernel == Kernel::planes_i8_whole6) launch_whole<6>(ctx, x, weights, y, residual);
-    else if (cols == 6144) launch_split<6>(ctx, x, weights, y, residual, ahead);
-    else launch_split<8>(ctx, x, weights, y, residual, ahead);
+    const int64_t batch = five ? 5 : six ? 6 : 1, most = planes_rows(chip_of(*ctx.gpu), cols, n, weights, batch);
+    RT_ASSERT(most > 0);
+    for (int64_t first = 0; first < n; first += most) {
+        const PlanesArgs a = args_of(x, first, std::min(most, n - first), weights, y, residual, batch);
+        if (five) launch_whole<5>(ctx, a);
+        else if (six) launch_whole<6>(ctx, a);
+        else if (cols == 6144) launch_split<6>(ctx, a, ahead);
+        else launch_split<8>(ctx, a, ahead);
+    }
 }
 
 }  // namespace riptide::ops::cuda::decode

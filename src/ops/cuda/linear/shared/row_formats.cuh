@@ -28,6 +28,7 @@ template <RowFormat F>
 struct OneFormat {
     static constexpr RowFormat kFormat = F;
     static constexpr bool kAhead = true;
+    static constexpr bool kHalves = F == RowFormat::q6_k || F == RowFormat::q2_k;  // takes sums of halves of x
 
     __device__ __forceinline__ static constexpr PlaneBytes bytes(RowFormat) { return plane_bytes(F); }
     template <class Use>
@@ -39,6 +40,7 @@ struct OneFormat {
 struct AnyFormat {
     static constexpr RowFormat kFormat = RowFormat::none;
     static constexpr bool kAhead = false;
+    static constexpr bool kHalves = true;
 
     __device__ __forceinline__ static constexpr PlaneBytes bytes(RowFormat f) { return plane_bytes(f); }
     template <class Use>
@@ -78,7 +80,7 @@ __device__ __forceinline__ KActs row_acts(const char* staged, int groups, int j)
         x.a = x.a0 = 0.0f;
         return x;
     } else {
-        return k_acts<F == RowFormat::q6_k || F == RowFormat::q2_k>(staged, groups, j);
+        return k_acts<OneFormat<F>::kHalves>(staged, groups, j);
     }
 }
 
@@ -98,6 +100,19 @@ struct SharedRows {
             const int row = groups / 8 * plane_bytes(F).bytes[p];
             if (row != 0) copy(plane(p), from.plane[p] + offset + static_cast<int64_t>(first) * row, count * row);
         }
+    }
+
+    /// use(plane, bytes of a row of Groups sub-blocks) for each plane, both as constants.
+    template <int Groups, class Use>
+    __device__ __forceinline__ static void planes(const Use& use) {
+        const auto one = [&](auto p) {
+            constexpr int kRow = Groups / 8 * plane_bytes(F).bytes[decltype(p)::value];
+            if constexpr (kRow != 0) use(p, std::integral_constant<int, kRow>{});
+        };
+        one(std::integral_constant<int, 0>{});
+        one(std::integral_constant<int, 1>{});
+        one(std::integral_constant<int, 2>{});
+        one(std::integral_constant<int, 3>{});
     }
 
     /// Scales and minima of a sub-block, as value() takes them: s (of q4_k a sixteenth of it) and m; s0 and s1; of q2_k

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "tensor/host_device.h"
 #include "tensor/tensor.h"
@@ -16,6 +17,8 @@ enum class RowFormat : uint8_t { q4_k, q5_k, q6_k, q2_k, int8, int4, iq3_s, leve
 struct PlaneBytes {
     int bytes[4];
 
+    /// Of plane p, in registers.
+    RT_HD constexpr int of(int p) const { return p == 0 ? bytes[0] : p == 1 ? bytes[1] : p == 2 ? bytes[2] : bytes[3]; }
     /// Of the planes in front of plane p; all(): of all.
     RT_HD constexpr int before(int p) const {
         return (p > 0 ? bytes[0] : 0) + (p > 1 ? bytes[1] : 0) + (p > 2 ? bytes[2] : 0) + (p > 3 ? bytes[3] : 0);
@@ -50,5 +53,7 @@ constexpr int row_bytes(RowFormat format, int cols) { return cols / 256 * plane_
 
 /// Of a weight whose rows can be fetched so: a whole number of 256 columns, Weight::scale 1; else none.
 RowFormat row_format(const Weight& w);
+/// From expert to expert, the same in each plane; 0 if they do not lie so.
+int64_t planes_stride(const std::vector<Weight>& experts);
 
 }  // namespace riptide::ops::cuda::decode

@@ -218,6 +218,7 @@ struct Q8Shape {
 
 // ---- One row.
 
+constexpr int kPlanesRows = 8;  // of x, that planes_i8_sm90.cu multiplies at once
 constexpr int kRow1Warps = 16, kRow1Threads = 32 * kRow1Warps;
 
 /// Dynamic shared memory that the kernels of a chain ask for, even if they need less: large and small ones alternate,

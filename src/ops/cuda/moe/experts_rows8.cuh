@@ -1,8 +1,9 @@
-// Sparse layers of 2 to 8 rows (experts_q4k_rows8.cu): which rows share which experts, and copies of a warp's own.
+// Sparse layers of 2 to 8 rows (experts_rows8.cu): which rows share which experts, and copies of a warp's own.
 #pragma once
 
 #include "ops/cuda/device/row_math.cuh"
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
+#include "ops/cuda/linear/shared/row_formats.cuh"
 #include "ops/cuda/linear/shared/weight_ring.cuh"
 #include "ops/cuda/moe/experts_grouped_sm80.cuh"
 
@@ -20,16 +21,6 @@ struct Rows8Args {
     RouteArgs route;
     int32_t n;
     int32_t shared;  // whether there is a shared expert: then it is the last slot of a row
-};
-
-/// A matrix of each expert.
-struct Rows8Planes {
-    TilePlanes first;
-    int64_t data_stride, high_stride, scale_stride;
-
-    __device__ __forceinline__ TilePlanes of(int e) const {
-        return first.moved(e * data_stride, e * high_stride, e * scale_stride);
-    }
 };
 
 /// Up to kMembers rows that chose an expert: 8 * row + rank, a byte each.
@@ -127,11 +118,24 @@ __device__ __forceinline__ void rows8_wait() {
     __syncwarp();
 }
 
-/// 512 Rounds bytes by a warp.
-template <int Rounds>
+/// So many bytes, a multiple of 16, by a warp.
+template <int Bytes>
 __device__ __forceinline__ void rows8_copy(char* to, const char* from, int lane) {
 #pragma unroll
-    for (int i = 0; i < Rounds; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
+    for (int i = 0; i < Bytes / 512; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
+    constexpr int kDone = Bytes / 512 * 512;
+    if (kDone < Bytes && 16 * lane < Bytes - kDone) copy_async16(to + kDone + 16 * lane, from + kDone + 16 * lane);
+}
+/// The same from two places, one behind the other.
+template <int Bytes>
+__device__ __forceinline__ void rows8_copy_two(char* to, const char* first, const char* second, int lane) {
+    if constexpr (2 * Bytes <= 512) {
+        const int at = 16 * lane;
+        if (at < 2 * Bytes) copy_async16(to + at, at < Bytes ? first + at : second + (at - Bytes));
+    } else {
+        rows8_copy<Bytes>(to, first, lane);
+        rows8_copy<Bytes>(to + Bytes, second, lane);
+    }
 }
 
 /// Columns 8 c .. 8 c + 7 of a staged row of kFf columns, as put8(); Halves: with the sums that Q6_K needs.
