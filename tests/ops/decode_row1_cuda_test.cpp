@@ -14,6 +14,8 @@ using test::RandomWeight;
 using test::WeightKind;
 
 constexpr int64_t kLagunaHidden = 2048;
+// As Laguna's official INT4 folder has them.
+constexpr WeightKind kInt4{DType::i4_pack, DType::bf16, 1, 128}, kInt8{DType::i8_pack, DType::bf16, 1, 128};
 
 TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
@@ -46,12 +48,14 @@ TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
 TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t cols : {6144, 8192})
-        for (const DType type : {DType::q4_k, DType::q5_k, DType::q6_k, DType::q2_k, DType::q8_0, DType::q4_0,
-                                 DType::iq4_nl, DType::iq3_s, DType::iq2_xs}) {
+        for (const WeightKind& type : {WeightKind{DType::q4_k}, WeightKind{DType::q5_k}, WeightKind{DType::q6_k},
+                                       WeightKind{DType::q2_k}, WeightKind{DType::q8_0}, WeightKind{DType::q4_0},
+                                       WeightKind{DType::iq4_nl}, WeightKind{DType::iq3_s}, WeightKind{DType::iq2_xs},
+                                       kInt4, kInt8}) {
             OpContext op(1, int64_t{32} << 20);
             const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100);
-            const Weight o = place_random(op, {type}, outputs, cols, 11);
-            expect_alone(fmt::format("{} columns, {}", cols, dtype_name(type)), cols, [&](const auto& x) {
+            const Weight o = place_random(op, type, outputs, cols, 11);
+            expect_alone(fmt::format("{} columns, {}", cols, type.name()), cols, [&](const auto& x) {
                 op.poison();
                 const int64_t n = std::ssize(x) / cols;
                 Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(n * outputs), 0.75f), {n, outputs});
@@ -64,11 +68,11 @@ TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
 /// Eight rows at a time, and the last of them.
 TEST(DecodeRow1, rows_by_eights_have_the_bits_that_each_has_alone) {
     RT_GPU_ONLY();
-    for (const DType type : {DType::q4_0, DType::iq3_s, DType::iq2_xs})
+    for (const WeightKind& type : {WeightKind{DType::q4_0}, WeightKind{DType::iq3_s}, WeightKind{DType::iq2_xs}, kInt4})
         for (const int64_t cols : {kLagunaHidden, int64_t{8192}}) {
             OpContext op(1, int64_t{32} << 20);
             const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100), n = fewer(19, 9);
-            const Weight w = place_random(op, {type}, outputs, cols, 12);
+            const Weight w = place_random(op, type, outputs, cols, 12);
             const std::vector<float> x = test::random_rows(n, cols, 13);
             const auto run = [&](int64_t first, int64_t count) {
                 op.poison();
@@ -81,19 +85,20 @@ TEST(DecodeRow1, rows_by_eights_have_the_bits_that_each_has_alone) {
             for (int64_t i = 0; i < n; ++i) {
                 const auto first = together.begin() + i * outputs;
                 expect_same_bits(run(i, 1), std::vector<float>(first, first + outputs),
-                                 fmt::format("{}, {} columns, row {} of {}", dtype_name(type), cols, i, n).c_str());
+                                 fmt::format("{}, {} columns, row {} of {}", type.name(), cols, i, n).c_str());
             }
         }
 }
 
 /// Of gate and up, of down: of the experts, of the shared expert.
 struct LayerTypes {
-    DType up, down, shared_up, shared_down;
+    WeightKind up, down, shared_up, shared_down;
 
     explicit LayerTypes(DType down_type) : LayerTypes(DType::q4_k, down_type) {}
     LayerTypes(DType up_type, DType down_type) : LayerTypes(up_type, down_type, up_type, down_type) {}
     LayerTypes(DType up_type, DType down_type, DType shared_up_type, DType shared_down_type)
-        : up(up_type), down(down_type), shared_up(shared_up_type), shared_down(shared_down_type) {}
+        : up{up_type}, down{down_type}, shared_up{shared_up_type}, shared_down{shared_down_type} {}
+    explicit LayerTypes(const WeightKind& all) : up(all), down(all), shared_up(all), shared_down(all) {}
 };
 
 /// A sparse layer in the sizes of Laguna XS.2: 256 experts, of which sixteen differ.
@@ -109,9 +114,9 @@ struct SparseLayer {
     explicit SparseLayer(const LayerTypes& types) {
         std::vector<RandomWeight> owned;
         owned.reserve(3 * kDistinct);
-        const auto stack = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
+        const auto stack = [&](const WeightKind& type, int64_t rows, int64_t cols, uint64_t seed) {
             const auto first = owned.size();
-            for (uint64_t e = 0; e < kDistinct; ++e) owned.emplace_back(WeightKind{type}, rows, cols, seed + e);
+            for (uint64_t e = 0; e < kDistinct; ++e) owned.emplace_back(type, rows, cols, seed + e);
             std::vector<Weight> host;
             for (size_t e = 0; e < kExperts; ++e) host.push_back(owned[first + e * 7 % kDistinct].w);
             return op.experts(host);
@@ -119,9 +124,9 @@ struct SparseLayer {
         gate = stack(types.up, kFf, kLagunaHidden, 100);
         up = stack(types.up, kFf, kLagunaHidden, 200);
         down = stack(types.down, kLagunaHidden, kFf, 300);
-        shared_gate = place_random(op, {types.shared_up}, kFf, kLagunaHidden, 21);
-        shared_up = place_random(op, {types.shared_up}, kFf, kLagunaHidden, 22);
-        shared_down = place_random(op, {types.shared_down}, kLagunaHidden, kFf, 23);
+        shared_gate = place_random(op, types.shared_up, kFf, kLagunaHidden, 21);
+        shared_up = place_random(op, types.shared_up, kFf, kLagunaHidden, 22);
+        shared_down = place_random(op, types.shared_down, kLagunaHidden, kFf, 23);
         router = place_random(op, {DType::bf16}, kExperts, kLagunaHidden, 24);
         norm = {op.floats(normals(kLagunaHidden, 25)), 1e-6f};
         bias = op.floats(normals(kExperts, 26, 0.1f));
@@ -143,15 +148,17 @@ TEST(DecodeRow1, sparse_layers_have_the_bits_of_the_general_kernels) {
         {DType::q2_k, DType::q3_k, DType::q4_k, DType::q6_k},
         {DType::iq3_s, DType::iq4_nl, DType::q5_k, DType::q5_k},
         {DType::iq2_xs, DType::q4_0, DType::q6_k, DType::iq4_xs},
+        LayerTypes(kInt4),
+        LayerTypes(kInt8),
     };
     for (const LayerTypes& types : brief<LayerTypes>(mixes, 4)) {
-        const DType down_type = types.down;
+        const DType down_type = types.down.type;
         SparseLayer layer(types);
         for (const int64_t top_k : fewer<std::vector<int64_t>>({8, 3}, {2}))
             for (const bool biased : {true, false}) {
                 if (brief_counts() && biased != (down_type == DType::q4_k)) continue;
-                expect_alone(fmt::format("up {}, down {}, top {}, bias {}", dtype_name(types.up),
-                                         dtype_name(down_type), top_k, biased),
+                expect_alone(fmt::format("up {}, down {}, top {}, bias {}", types.up.name(),
+                                         types.down.name(), top_k, biased),
                              kLagunaHidden, [&](const auto& x) {
                                  layer.op.poison();
                                  Tensor t = layer.op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
@@ -180,7 +187,7 @@ TEST(DecodeRow1, sparse_layers_of_some_rows_give_each_the_bits_it_has_alone) {
     };
     for (const LayerTypes& types : brief<LayerTypes>(mixes, 3))
         for (const bool shared : {true, false}) {
-            const DType down_type = types.down;
+            const DType down_type = types.down.type;
             SparseLayer layer(types);
             const auto run = [&](const std::vector<int64_t>& rows) {
                 std::vector<float> picked;
