@@ -9,7 +9,8 @@ if [ "${1:-}" = --tests ]; then
   packages+=(ccache mold libgtest-dev libbenchmark-dev haproxy clang libclang-rt-14-dev openssl python3 python3-jsonschema
     dpkg-dev file minisign debootstrap)
   optional=(chromium fonts-dejavu-core                # for the page; without them its test says that it is skipped
-    libzmq3-dev python3-zmq python3-msgpack)          # for K/V events; likewise
+    libzmq3-dev python3-zmq python3-msgpack           # for K/V events; likewise
+    libhiredis-dev redis-server)                      # for K/V in Redis; likewise
 fi
 missing() {
   for package in "$@"; do

@@ -178,6 +178,7 @@ def stages(run: Run, fetching: list[subprocess.Popen]) -> int:
     run.stage("an installed program", "tools/install_test.sh", "build/cpu")
     run.stage("commands round a server", "tools/serve_test.py", riptide)
     run.stage("three servers as a fleet", "tools/fleet_test.py", riptide)
+    run.stage("K/V in Redis and S3", "tools/shared_cache_test.py", riptide)
     run.stage("K/V events over ZeroMQ", "tools/kv_events_test.py", riptide, show="decoding beside")
     run.stage("replies against the API's schemas", "tools/api_schema_test.py", riptide)
     run.stage("streams that last", "tools/soak.py", "build/cpu/tests/script_server", "--seconds", "20")

@@ -206,8 +206,10 @@ void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
         else loop.cancel(id);
     }
     if (scoring) take_scored();
-    if (fetches && !loading)
+    if (fetches && !loading) {
         for (auto& job : fetches->take_ready(loop.now_us())) loop.add(std::move(job));
+        machine.tell_shared_problem();
+    }
     loop.expire();
     lock.lock();
 }
@@ -353,6 +355,7 @@ Engine::~Engine() {
     }
     impl_->thread.join();
     impl_->machine.hear_shared(nullptr);
+    if (impl_->fetches) impl_->machine.tell_shared_problem();
 }
 
 RequestId Engine::submit(Request request, Sink sink, WorkBudget* work) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/shared/place.h"
 #include "engine/compression/prompt_scorer.h"
 #include "engine/prompt/generation_defaults.h"
 #include "engine/request.h"
@@ -53,6 +54,10 @@ struct EngineOptions : SessionOptions {
     std::string shared_cache;      // fourth tier, of all replicas: open_shared_place; empty: none
     std::string shared_cache_key;  // the file with the fleet's secret: SealKey::of_file
     int64_t shared_cache_bytes = int64_t{256} << 30;
+    SharedAccess shared_access;
+    /// Who hears what somebody must see to at that place (a password that is wrong): each sentence once, on the
+    /// engine's thread, or the one that ends the engine.
+    std::function<void(const std::string& problem)> on_shared_problem;
     /// Who is told what the prefix cache holds from now on, and what no longer (cache/cache_feed.h); null: nobody.
     std::shared_ptr<CacheFeed> cache_feed;
     /// Who hears why the third tier is not what it should be: when the engine is made (another process has the folder,

@@ -189,7 +189,7 @@ TEST(shared_folder, an_address_that_cannot_be_used_is_an_error) {
         }
         return ErrorKind{};
     };
-    for (const char* address : {"", "dir:", "redis://host:6379", "s3:bucket", "http://a/b"})
+    for (const char* address : {"", "dir:", "rediss://host:6379", "s3:bucket/a", "http://a/b"})
         EXPECT_EQ(kind(address), ErrorKind::usage) << address;
     EXPECT_EQ(kind(folder.path + "/missing/kv"), ErrorKind::no_input);
     EXPECT_EQ(kind("dir:" + folder.path + "/file"), ErrorKind::io);

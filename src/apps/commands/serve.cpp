@@ -326,10 +326,10 @@ void add_engine_flags(Command& cmd, ServerFlags& o) {
         ->check(Range(int64_t{1}, int64_t{1} << 22))
         ->capture_default_str();
     cmd.add_option("--shared-cache", o.engine.shared_cache,
-                   "Prefix cache of a fleet: a folder that all replicas see, e.g. dir:/mnt/riptide");
+                   "Prefix cache of a fleet: dir:/a/folder, redis://host:6379 or s3://bucket/prefix");
     cmd.add_option("--shared-cache-key", o.engine.shared_cache_key,
                    "File with the fleet's secret: openssl rand -hex 32");
-    cmd.add_option("--shared-cache-size", o.cache_shared_gib, "Its size at most, GiB")
+    cmd.add_option("--shared-cache-size", o.cache_shared_gib, "Its size at most, GiB; of a folder")
         ->check(Range(int64_t{1}, int64_t{1} << 22))
         ->capture_default_str();
     cmd.add_flag("--deterministic", o.engine.deterministic, "The same tokens whether prefixes were cached or not");

@@ -29,6 +29,17 @@ void DiskWarnings::hear(const std::string& problem) {
 
 namespace {
 
+/// As the programs of Redis and S3 have it from the environment.
+SharedAccess shared_access() {
+    const std::string only_s3 = environment("AWS_ENDPOINT_URL_S3"), region = environment("AWS_REGION");
+    return {.redis_password = environment("REDISCLI_AUTH"),
+            .s3_id = environment("AWS_ACCESS_KEY_ID"),
+            .s3_secret = environment("AWS_SECRET_ACCESS_KEY"),
+            .s3_token = environment("AWS_SESSION_TOKEN"),
+            .s3_region = region.empty() ? environment("AWS_DEFAULT_REGION") : region,
+            .s3_endpoint = only_s3.empty() ? environment("AWS_ENDPOINT_URL") : only_s3};
+}
+
 EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, int64_t total) {
     EngineOptions out = o.engine;
     static_cast<SessionOptions&>(out) = session_options(o.model);
@@ -40,6 +51,7 @@ EngineOptions server_engine_options(const ServerFlags& o, Progress& progress, in
     out.host_cache_bytes = o.cache_ram_mib << 20;
     out.disk_cache_bytes = o.cache_disk_gib << 30;
     out.shared_cache_bytes = o.cache_shared_gib << 30;
+    if (!out.shared_cache.empty()) out.shared_access = shared_access();
     if (out.gpu) out.model.on_progress = [&progress, total](int64_t done) { progress.update(done, total); };
     return out;
 }
@@ -116,6 +128,7 @@ std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& w
     Progress progress("weights", "B");
     EngineOptions options = server_engine_options(o, progress, total);
     options.on_disk_problem = [&warnings](const std::string& problem) { warnings.hear(problem); };
+    options.on_shared_problem = [&log](const std::string& problem) { log.write("cache   " + problem); };
     options.on_disk_news = [&log](const std::string& news) { log.write("cache   " + news); };
     options.digests = digests_file();
     return std::make_unique<Engine>(std::move(checkpoint), options);

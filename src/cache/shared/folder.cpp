@@ -214,13 +214,7 @@ void SharedFolder::make_room(bool full) {
 
 }  // namespace
 
-std::shared_ptr<SharedPlace> open_shared_place(std::string_view address, int64_t budget) {
-    constexpr std::string_view kKind = "dir:";
-    const size_t colon = address.find(':');
-    const bool named = colon != std::string_view::npos && address.find('/') > colon;
-    RT_CHECK(!address.empty() && (!named || address.starts_with(kKind)) && address != kKind, ErrorKind::usage,
-             "'{}' is not the address of a shared cache, expected dir:/a/folder", address);
-    std::string folder(named ? address.substr(kKind.size()) : address);
+std::shared_ptr<SharedPlace> open_folder_place(std::string folder, int64_t budget) {
     while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
     ::mkdir(folder.c_str(), 0700);  // the last folder of its path only: more would be a mount that is missing
     struct stat status = {};

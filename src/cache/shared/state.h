@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -150,6 +151,7 @@ struct SharedStore::State {
     bool off = false;                               // the place has failed
     int failures = 0, late = 0, failed_writes = 0;  // in a row
     ShareClock::time_point ask_at, gave_up_at, write_at;
+    std::string problem;  // the place's, for the owner
     LatestNames known;
     RejectedNames rejected;
     LatelyMean rate, lookup_time;
@@ -161,6 +163,7 @@ struct SharedStore::State {
 
     void run(void (State::*work)(Lock&));
     void turn_off();
+    void not_answered();
     void failed_once();
     void gave_up();
     void answered(ShareClock::time_point asked);

@@ -131,6 +131,11 @@ double SharedStore::lookup_seconds() const {
     return state_->lookup_time.value();
 }
 
+std::string SharedStore::problem() {
+    const std::lock_guard lock(state_->mutex);
+    return std::exchange(state_->problem, {});
+}
+
 SharedStore::Stats SharedStore::stats() const {
     const std::lock_guard lock(state_->mutex);
     return state_->stats;

@@ -66,7 +66,8 @@ class SharedStore {
         int64_t gave_up = 0;  // questions whose answer came too late for whoever asked
     };
 
-    /// `on_news`: an answer is there; called on the store's threads. It must not wait for the owner's thread.
+    /// `on_news`: an answer is there, or a problem; called on the store's threads. It must not wait for the owner's
+    /// thread.
     SharedStore(std::shared_ptr<SharedPlace> place, const SealKey& key, std::function<void()> on_news,
                 std::chrono::milliseconds ask_again = std::chrono::seconds(5));
     ~SharedStore();
@@ -95,6 +96,8 @@ class SharedStore {
     /// Seconds that a lookup of the last minute took; 0: none was answered.
     double lookup_seconds() const;
     Stats stats() const;
+    /// What somebody must see to at the place (SharedPlace::problem), once; "": nothing new.
+    std::string problem();
 
   private:
     struct State;  // shared with the threads, which may outlive the store

@@ -37,8 +37,15 @@ void SharedStore::State::turn_off() {
     to_read.notify_all();
 }
 
-void SharedStore::State::failed_once() {
+void SharedStore::State::not_answered() {
     ++stats.errors;
+    if (!problem.empty()) return;  // nobody has heard of the last
+    problem = place->problem();
+    news = news || !problem.empty();
+}
+
+void SharedStore::State::failed_once() {
+    not_answered();
     if (++failures >= kFailuresInARow && !off) turn_off();
 }
 
@@ -129,7 +136,7 @@ void SharedStore::State::ask_whether_well(Lock& lock) {
     const std::string name = to_hex(Digest{});
     const bool answer = answer_or(false, [&] { return !place->sizes({&name, 1}).empty(); });
     lock.lock();
-    if (!answer) ++stats.errors;
+    if (!answer) not_answered();
     if (!off || !answer || ShareClock::now() - asked > kQuickAnswer) return;
     off = false;
     failures = late = 0;
@@ -197,7 +204,10 @@ void SharedStore::State::read_piece(Lock& lock, const std::shared_ptr<LoadAsk>& 
     rejected.insert(name);
     settle_all();
     lock.unlock();
-    place->erase(sealed_name(key, name));
+    answer_or(false, [&] {
+        place->erase(sealed_name(key, name));
+        return true;
+    });
     lock.lock();
 }
 
@@ -259,7 +269,8 @@ void SharedStore::State::write(Lock& lock) {
             failed_writes = 0;
             continue;
         }
-        ++stats.errors;
+        not_answered();
+        if (news) to_read.notify_one();
         known.erase(one.name);
         if (++failed_writes < kFailuresInARow) continue;
         write_at = ShareClock::now() + ask_again;

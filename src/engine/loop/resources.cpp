@@ -291,15 +291,21 @@ void Machine::open_shared_tier() {
     if (!options_.prefix_cache || options_.shared_cache.empty()) return;
     RT_CHECK(options_.host_cache_bytes > 0, ErrorKind::usage,
              "shared_cache {}: state is fetched into the cache in main memory, which has 0 bytes",
-             options_.shared_cache);
+             without_password(options_.shared_cache));
     RT_CHECK(!options_.shared_cache_key.empty(), ErrorKind::usage,
-             "shared_cache {}: a file with the secret of all who share it is needed", options_.shared_cache);
+             "shared_cache {}: a file with the secret of all who share it is needed",
+             without_password(options_.shared_cache));
     const SealKey key = SealKey::of_file(options_.shared_cache_key);
-    shared_ = std::make_unique<SharedStore>(open_shared_place(options_.shared_cache, options_.shared_cache_bytes), key,
-                                            [news = shared_news_] {
-                                                const std::lock_guard lock(news->mutex);
-                                                if (news->hear) news->hear();
-                                            });
+    auto place = open_shared_place(options_.shared_cache, options_.shared_cache_bytes, options_.shared_access);
+    shared_ = std::make_unique<SharedStore>(std::move(place), key, [news = shared_news_] {
+        const std::lock_guard lock(news->mutex);
+        if (news->hear) news->hear();
+    });
+}
+
+void Machine::tell_shared_problem() const {
+    const std::string problem = shared_->problem();
+    if (!problem.empty() && options_.on_shared_problem) options_.on_shared_problem(problem);
 }
 
 void Machine::hear_shared(std::function<void()> hear) {

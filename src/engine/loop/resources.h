@@ -78,6 +78,8 @@ class Machine {
     const DiskStore* disk_tier() const { return disk_ ? &*disk_ : nullptr; }
     /// Null if options name none. In use from when the weights' digest is known.
     SharedStore* shared_tier() { return shared_.get(); }
+    /// EngineOptions::on_shared_problem. REQUIRES a shared tier.
+    void tell_shared_problem() const;
     /// Who hears, on threads of the shared tier's, that it has an answer; null: nobody any more.
     void hear_shared(std::function<void()> hear);
     /// Null on the CPU.

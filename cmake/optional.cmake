@@ -1,0 +1,26 @@
+# Libraries that riptide can do without, some of what it does apart. None is linked statically as Debian has it.
+
+# riptide pull, and --shared-cache s3://.
+find_package(CURL)
+set(curl ${CURL_FOUND})
+set(curl_library CURL::libcurl)
+set(curl_files no_s3)
+if(NOT curl OR RIPTIDE_STATIC)
+  set(curl OFF)
+  set(curl_library "")
+  set(curl_files s3)
+endif()
+# --shared-cache redis://.
+find_path(HIREDIS_INCLUDE hiredis/hiredis.h)
+find_library(HIREDIS_LIBRARY hiredis)
+if(HIREDIS_INCLUDE AND HIREDIS_LIBRARY AND NOT RIPTIDE_STATIC)
+  set(hiredis_library hiredis)
+  add_library(hiredis INTERFACE IMPORTED)
+  target_link_libraries(hiredis INTERFACE ${HIREDIS_LIBRARY})
+  target_include_directories(hiredis INTERFACE ${HIREDIS_INCLUDE})
+  set(hiredis_files no_redis)
+else()
+  message(STATUS "No hiredis here: riptide serve shares no cache through Redis")
+  set(hiredis_library "")
+  set(hiredis_files redis)
+endif()
