@@ -1,5 +1,6 @@
 // The kernels for one row, of Q4_K_M models and with planes of any type, and for two to four rows of Q4_K_M, in the
-// sizes of Laguna XS.2: a row has the bits that it has alone, and beside four others, where other kernels serve the step.
+// sizes of Laguna XS.2: a row has the bits that it has alone, and beside four others, where other kernels serve the
+// step.
 #include <gtest/gtest.h>
 
 #include "ops/matmul.h"
@@ -21,9 +22,12 @@ TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     using Types = std::array<DType, 4>;  // of q, k, v and the gate
     const std::vector<Types> mixes = {
-        {DType::q4_k, DType::q4_k, DType::q4_k, DType::q4_k},  {DType::q4_k, DType::q4_k, DType::q6_k, DType::q4_k},
-        {DType::q8_0, DType::q8_0, DType::q8_0, DType::q8_0},  {DType::q5_k, DType::q8_0, DType::q6_k, DType::q4_k},
-        {DType::q2_k, DType::q3_k, DType::iq2_xs, DType::q4_0}, {DType::iq3_s, DType::iq4_nl, DType::iq4_xs, DType::q5_0},
+        {DType::q4_k, DType::q4_k, DType::q4_k, DType::q4_k},
+        {DType::q4_k, DType::q4_k, DType::q6_k, DType::q4_k},
+        {DType::q8_0, DType::q8_0, DType::q8_0, DType::q8_0},
+        {DType::q5_k, DType::q8_0, DType::q6_k, DType::q4_k},
+        {DType::q2_k, DType::q3_k, DType::iq2_xs, DType::q4_0},
+        {DType::iq3_s, DType::iq4_nl, DType::iq4_xs, DType::q5_0},
     };
     for (const int64_t heads : brief<int64_t>({fewer(48, 2), 64}, 1))
         for (const Types& types : mixes) {
@@ -36,22 +40,23 @@ TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
             const ops::Norm norm = {op.floats(normals(kLagunaHidden, 5)), 1e-6f};
             expect_alone(fmt::format("{} heads, q {}, v {}", heads, dtype_name(types[0]), dtype_name(types[2])),
                          kLagunaHidden, [&](const auto& x) {
-                op.poison();
-                const Tensor t = op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
-                Results out;
-                for (const Tensor& y : ops::norm_matmul_group(op.ctx, t, norm, group)) out.push_back(values_of(y));
-                return out;
-            });
+                             op.poison();
+                             const Tensor t = op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
+                             Results out;
+                             for (const Tensor& y : ops::norm_matmul_group(op.ctx, t, norm, group))
+                                 out.push_back(values_of(y));
+                             return out;
+                         });
         }
 }
 
 TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t cols : {6144, 8192})
-        for (const WeightKind& type : {WeightKind{DType::q4_k}, WeightKind{DType::q5_k}, WeightKind{DType::q6_k},
-                                       WeightKind{DType::q2_k}, WeightKind{DType::q8_0}, WeightKind{DType::q4_0},
-                                       WeightKind{DType::iq4_nl}, WeightKind{DType::iq3_s}, WeightKind{DType::iq2_xs},
-                                       kInt4, kInt8}) {
+        for (const WeightKind& type :
+             {WeightKind{DType::q4_k}, WeightKind{DType::q5_k}, WeightKind{DType::q6_k}, WeightKind{DType::q2_k},
+              WeightKind{DType::q8_0}, WeightKind{DType::q4_0}, WeightKind{DType::iq4_nl}, WeightKind{DType::iq3_s},
+              WeightKind{DType::iq2_xs}, kInt4, kInt8}) {
             OpContext op(1, int64_t{32} << 20);
             const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100);
             const Weight o = place_random(op, type, outputs, cols, 11);
@@ -157,18 +162,18 @@ TEST(DecodeRow1, sparse_layers_have_the_bits_of_the_general_kernels) {
         for (const int64_t top_k : fewer<std::vector<int64_t>>({8, 3}, {2}))
             for (const bool biased : {true, false}) {
                 if (brief_counts() && biased != (down_type == DType::q4_k)) continue;
-                expect_alone(fmt::format("up {}, down {}, top {}, bias {}", types.up.name(),
-                                         types.down.name(), top_k, biased),
-                             kLagunaHidden, [&](const auto& x) {
-                                 layer.op.poison();
-                                 Tensor t = layer.op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
-                                 const ops::MoeResult r = layer.add(t, top_k, biased);
-                                 std::vector<float> ids;
-                                 for (const int32_t e : values_of<int32_t>(r.routing.experts))
-                                     ids.push_back(static_cast<float>(e));
-                                 return Results{values_of(r.logits), ids, values_of(r.routing.weights), values_of(r.y),
-                                                values_of(t)};
-                             });
+                expect_alone(
+                    fmt::format("up {}, down {}, top {}, bias {}", types.up.name(), types.down.name(), top_k, biased),
+                    kLagunaHidden, [&](const auto& x) {
+                        layer.op.poison();
+                        Tensor t = layer.op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
+                        const ops::MoeResult r = layer.add(t, top_k, biased);
+                        std::vector<float> ids;
+                        for (const int32_t e : values_of<int32_t>(r.routing.experts))
+                            ids.push_back(static_cast<float>(e));
+                        return Results{values_of(r.logits), ids, values_of(r.routing.weights), values_of(r.y),
+                                       values_of(t)};
+                    });
             }
     }
 }

@@ -83,8 +83,7 @@ TEST(PlanMoe, what_is_chosen_fits_however_little_shared_memory_there_is) {
                         ASSERT_TRUE(fits);
                     }
                     if (choice.up == moe::Experts::rows8) {
-                        const decode::LayerFormats formats =
-                            decode::formats_of(*world.c.experts, world.c.shared);
+                        const decode::LayerFormats formats = decode::formats_of(*world.c.experts, world.c.shared);
                         ASSERT_TRUE(decode::fit_rows8(chip, std::min<int64_t>(rows, 8), 8, formats).has_value());
                     }
                     if (choice.router == moe::Router::rows_norm) {

@@ -96,8 +96,7 @@ bool row1_stream(const Group& g) {
 }
 bool planes(const Group& g) {
     return g.c.chip.programmatic() && g.c.rows > 0 && g.c.x != ActKind::staged && g.matrices() > 0 &&
-           g.matrices() <= kRow1Matrices &&
-           g.all([](const Weight& w) { return row_format(w) != RowFormat::none; });
+           g.matrices() <= kRow1Matrices && g.all([](const Weight& w) { return row_format(w) != RowFormat::none; });
 }
 template <int Batch>
 bool planes_whole(const Group& g) {

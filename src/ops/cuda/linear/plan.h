@@ -43,7 +43,7 @@ enum class Kernel {
     kquant_i8_split_router,  // split, and the words of a router
     kquant_i8_split,         // 16 warps share a row
     kquant_i8_stream,        // rows come one after the other
-    planes_i8_whole5,  // planes_i8_sm90.cu: the same for planes of any type, 5 rows a warp
+    planes_i8_whole5,        // planes_i8_sm90.cu: the same for planes of any type, 5 rows a warp
     planes_i8_whole6,
     planes_i8_split_router,
     planes_i8_split,

@@ -171,9 +171,9 @@ RowFormat row_format(const Weight& w) {
                    : scaled(DType::bf16, 128) ? RowFormat::int4_128
                                               : RowFormat::none;
         case DType::planes_levels:
-            return scaled(DType::f16, 32)   ? RowFormat::levels_f16
-                   : scaled(DType::f32, 32) ? (w.levels == static_cast<uint8_t>(LevelSet::iq3_s) ? RowFormat::iq3_s
-                                                                                                 : RowFormat::levels_f32)
+            return scaled(DType::f16, 32) ? RowFormat::levels_f16
+                   : scaled(DType::f32, 32)
+                       ? (w.levels == static_cast<uint8_t>(LevelSet::iq3_s) ? RowFormat::iq3_s : RowFormat::levels_f32)
                    : scaled(DType::f32, 16) ? RowFormat::levels_f32_16
                                             : RowFormat::none;
         default:
@@ -188,8 +188,7 @@ int64_t planes_stride(const std::vector<Weight>& experts) {
     };
     const Weight &a = experts[0], &b = experts[1];
     const int64_t stride = between(a.data, b.data);
-    const bool same =
-        between(a.scales, b.scales) == stride && (a.high == nullptr || between(a.high, b.high) == stride);
+    const bool same = between(a.scales, b.scales) == stride && (a.high == nullptr || between(a.high, b.high) == stride);
     return same ? stride : 0;
 }
 

@@ -340,8 +340,7 @@ void float_moe(Context& ctx, bool keyed, const ActSource& x, int64_t cols, const
         k.up.scores = {reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + kScores),
                        memory + 2 * kScores};
         k.down.posted = true;
-        launch_row1_router(ctx, reinterpret_cast<const float*>(x.rows), x.norm, x.eps, router, result,
-                                 k.up.scores);
+        launch_row1_router(ctx, reinterpret_cast<const float*>(x.rows), x.norm, x.eps, router, result, k.up.scores);
     } else {
         k.up.logits = result.logits.row(0);
     }

@@ -37,8 +37,8 @@ constexpr int kMostRows8Groups = 128;
 /// logits[n, experts] = router RMSNorm(x), keys of sigmoid(logits) + bias (route.cuh), and the normalised rows
 /// as staged rows of `layout`, in one kernel, for up to kMostFusedRouterRows rows of 2,048 columns to be normalised.
 /// words: the sums are those of ../linear/shared/router_words.h, and rows as many as there are. router: as for
-/// router_logits(). bias: null or [experts]. keys: null or [n, experts]. listed: null or [n / 8 up, kMostRows8Groups], set to
-/// ones.
+/// router_logits(). bias: null or [experts]. keys: null or [n, experts]. listed: null or [n / 8 up, kMostRows8Groups],
+/// set to ones.
 ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
                        const float* bias, bool words, float* logits, uint32_t* keys, uint64_t* listed);
 

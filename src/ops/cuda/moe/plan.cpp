@@ -132,8 +132,8 @@ bool plain_router(const SparseLayer& l) {
 bool float_router(const SparseLayer& l) { return !is_planes(l.c.router->dtype) && l.c.router->dtype != DType::f8_e4m3; }
 
 bool router_norms(const SparseLayer& l) {
-    return plain_router(l) && l.c.rows > 1 && (l.c.rows <= 8 || words_law(l)) && !l.separate && l.c.router->cols == S512::kHidden &&
-           l.c.normed && l.c.aligned;
+    return plain_router(l) && l.c.rows > 1 && (l.c.rows <= 8 || words_law(l)) && !l.separate &&
+           l.c.router->cols == S512::kHidden && l.c.normed && l.c.aligned;
 }
 /// experts_grouped_sm80.cu is faster from four rows on, but for Q4_K_M files.
 bool router_rows8(const SparseLayer& l) {
@@ -168,18 +168,18 @@ struct RouterRow {
 // clang-format off
 constexpr RouterRow kRouters[] = {
     // rows: what the router is, what the experts are, what it takes of the chip
-    {Router::none,          {},                     chosen},             // any: moe_swiglu
-    {Router::rows_norm,     Experts::rows8,         router_rows8},         // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80; planes of any type; sm_90
-    {Router::rows_norm,     Experts::rows8,         router_eights},        // 9 up: the same by eights, but for K-quants
+    {Router::none,          {},                     chosen},               // any: moe_swiglu
+    {Router::rows_norm,     Experts::rows8,         router_rows8},         // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80; any planes; sm_90
+    {Router::rows_norm,     Experts::rows8,         router_eights},        // 9 up: any planes but K-quants, by eights; sm_90
     {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80
-    {Router::words,         Experts::row1_sm90,     row1_words},         // 1: as the next, behind a product that knew of it
-    {Router::words_row1,    Experts::row1_sm90,     experts_row1},          // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB
-    {Router::words_rows,    {},                     words_law},          // 9 up: the same
-    {Router::rows,          {},                     rows_up},            // 3 up: f32, f16, bf16
-    {Router::product,       {},                     no_float_router},    // any: other types
-    {Router::row1,          Experts::float_experts, row1_floats},        // 1: bf16, 256 of 2,048; floats, down of 512
-    {Router::float_product, Experts::float_experts, product_floats},     // 1: floats; floats, down of 512
-    {Router::any,           {},                     else_any},           // 1, 2
+    {Router::words,         Experts::row1_sm90,     row1_words},           // 1: as the next, behind a product that knew of it
+    {Router::words_row1,    Experts::row1_sm90,     experts_row1},         // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB; any planes; sm_90
+    {Router::words_rows,    {},                     words_law},            // 9 up: the same
+    {Router::rows,          {},                     rows_up},              // 3 up: f32, f16, bf16
+    {Router::product,       {},                     no_float_router},      // any: other types
+    {Router::row1,          Experts::float_experts, row1_floats},          // 1: bf16, 256 of 2,048; floats, down of 512
+    {Router::float_product, Experts::float_experts, product_floats},       // 1: floats; floats, down of 512
+    {Router::any,           {},                     else_any},             // 1, 2
 };
 // clang-format on
 

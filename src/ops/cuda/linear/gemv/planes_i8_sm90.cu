@@ -42,8 +42,8 @@ __device__ __forceinline__ void stage_rows_of(const PlanesArgs& a, int n, char* 
     }
 }
 /// The same, normalised; norm: the weights of this thread's columns. Two rows at a time, half a CTA each.
-__device__ __forceinline__ void stage_normed(const PlanesArgs& a, int n, const float (&norm)[8], float (*partial)[kWarps],
-                                             char* staged) {
+__device__ __forceinline__ void stage_normed(const PlanesArgs& a, int n, const float (&norm)[8],
+                                             float (*partial)[kWarps], char* staged) {
     const int half = threadIdx.x / kThreads, u = threadIdx.x % kThreads;
 #pragma unroll 1
     for (int p = half; p - half < n; p += 2) {
@@ -111,8 +111,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2) planes_i8_whole_kernel(const 
                     const auto by = rows.scales(index, at);
 #pragma unroll
                     for (int p = 0; p < P; ++p)
-                        acc[p * G + g] =
-                            fmaf(rows.value(index, x[p], by, m.planes.levels), x[p].d, acc[p * G + g]);
+                        acc[p * G + g] = fmaf(rows.value(index, x[p], by, m.planes.levels), x[p].d, acc[p * G + g]);
                 }
             }
         });

@@ -18,7 +18,9 @@ struct RowPlanes {
 inline RowPlanes row_planes(const Weight& w) {
     const auto* scales = static_cast<const char*>(w.scales);
     const char* const d = scales + w.rows * (w.cols / 16);  // of q6_k and q2_k
-    return {{static_cast<const char*>(w.data), scales, static_cast<const char*>(w.high), d}, row_format(w), level_table(w.levels)};
+    return {{static_cast<const char*>(w.data), scales, static_cast<const char*>(w.high), d},
+            row_format(w),
+            level_table(w.levels)};
 }
 
 #ifdef __CUDACC__
@@ -46,8 +48,8 @@ struct AnyFormat {
     template <class Use>
     __device__ __forceinline__ static void with(RowFormat format, const Use& use) {
         switch (format) {
-#define RIPTIDE_FORMAT(f)                                           \
-    case RowFormat::f:                                              \
+#define RIPTIDE_FORMAT(f)                                       \
+    case RowFormat::f:                                          \
         use(std::integral_constant<RowFormat, RowFormat::f>{}); \
         break;
             RIPTIDE_FORMAT(q4_k)
@@ -95,7 +97,9 @@ struct SharedRows {
     char* memory;
     int groups, rows;  // sub-blocks of a row
 
-    __device__ __forceinline__ char* plane(int p) const { return memory + rows * (groups / 8) * plane_bytes(F).before(p); }
+    __device__ __forceinline__ char* plane(int p) const {
+        return memory + rows * (groups / 8) * plane_bytes(F).before(p);
+    }
     /// copy(to, from, bytes) for each plane of rows [first, first + count), `offset` bytes behind those of `from`.
     template <class Copy>
     __device__ __forceinline__ void each(const RowPlanes& from, int64_t offset, int first, int count,
@@ -175,7 +179,7 @@ struct SharedRows {
         }
     }
 
-private:
+  private:
     /// The integers of a sub-block, as dot_plane() has them.
     __device__ __forceinline__ void unpack(int index, const LevelTable& levels, uint32_t (&lo)[4],
                                            uint32_t (&hi)[4]) const {

@@ -9,9 +9,9 @@
 
 namespace riptide::ops::cuda::decode {
 
-/// What a row of planes is made of. int8, int4: with an f16 scale for 32 columns; _128: with a bf16 one for 128. levels_*:
-/// by the type of the scales; those of _16 are one for 16 columns. iq3_s: as levels_f32, but its levels are 2 u - 15,
-/// which need no table.
+/// What a row of planes is made of. int8, int4: with an f16 scale for 32 columns; _128: with a bf16 one for 128.
+/// levels_*: by the type of the scales; those of _16 are one for 16 columns. iq3_s: as levels_f32, but its levels are 2
+/// u - 15, which need no table.
 enum class RowFormat : uint8_t {
     q4_k,
     q5_k,
