@@ -249,27 +249,36 @@ def sessions_stay(front):
     expect(len(used) == 3, f"sessions spread over the servers: {used}")
 
 
-def weight_follows_load(seen):
-    """An answer that takes the only place of a server, for as long as that is paused."""
+@contextlib.contextmanager
+def held(host):
+    """An answer that runs, for as long as its server is paused."""
     body = json.dumps({"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True})
 
     def busy():
-        client = http.client.HTTPConnection(HOSTS[1], API, timeout=PATIENCE)
+        client = http.client.HTTPConnection(host, API, timeout=PATIENCE)
         client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         stream = client.getresponse()
         stream.readline()
-        post(HOSTS[1], API, "/pause", {})
-        load = json.loads(get(HOSTS[1], MANAGEMENT, "/v1/loads"))["loads"][0]
+        post(host, API, "/pause", {})
+        load = json.loads(get(host, MANAGEMENT, "/v1/loads"))["loads"][0]
         if load["num_running_reqs"] == 1:
             return client
-        post(HOSTS[1], API, "/resume", {})  # it had ended
+        post(host, API, "/resume", {})  # it had ended
         client.close()
         return None
     client = wait_for(busy)
     expect(client, "a server is busy")
-    expect(wait_for(lambda: seen(weight="25")), "a server without a free place has a quarter of its weight")
-    client.close()
-    post(HOSTS[1], API, "/resume", {})
+    try:
+        yield
+    finally:
+        if client:
+            client.close()
+        post(host, API, "/resume", {})
+
+
+def weight_follows_load(seen):
+    with held(HOSTS[1]):
+        expect(wait_for(lambda: seen(weight="25")), "a server without a free place has a quarter of its weight")
     expect(wait_for(lambda: seen(weight="100")), "and all of it when it is free again")
 
 
@@ -295,8 +304,14 @@ def prometheus():
                 expect(wait_for(lambda expression=expression: query(expression)), f"{where} shows something")
             else:
                 expect(query(expression) is not None, f"{where} is a query")
-        total = query("sum(vllm:num_requests_running)")
-        expect(total and float(total[0]["value"][1]) == 0, f"nothing runs: {total}")
+
+        def running_now(count):
+            total = query("sum(vllm:num_requests_running)")
+            return total and float(total[0]["value"][1]) == count
+        expect(wait_for(lambda: running_now(0)), "nothing runs")
+        with held(HOSTS[0]), held(HOSTS[2]):
+            expect(wait_for(lambda: running_now(2)), "two answers that run are two to Prometheus")
+        expect(wait_for(lambda: running_now(0)), "and then none")
 
 
 def main():

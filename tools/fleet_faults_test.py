@@ -1,0 +1,542 @@
+#!/usr/bin/env python3
+"""What a fleet of the demo model's servers bears: weights that change, a kill under 64 streams, killed writers of the
+shared folder and a folder that fails in every way, 200 scrapes a second, collectors that are not there, routers that
+register, and words of a prompt where none may be. usage: fleet_faults_test.py RIPTIDE [--long] [--only PART]
+
+Nothing leaves loopback. --long: 1,000 kills, longer measurements and their bounds (tools/fleet_night.sh); without it what
+fits into two minutes, with bounds that a busy machine holds. What cannot be done here is skipped, and said.
+"""
+import argparse
+import concurrent.futures
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import fleet_test as fleet
+from fleet_test import expect, free_port, get, post, wait_for
+
+options = argparse.Namespace(long=False, only="")
+work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-faults-"))
+HOST = "127.0.0.1"
+# Servers that meet a folder's permissions may not be root, who passes them.
+OTHER = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
+
+
+class Server:
+    """A riptide serve of its own."""
+
+    def __init__(self, *flags, threads=1, **more):
+        self.port, self.management = free_port(), free_port()
+        self.command = [str(fleet.riptide), "serve", "--device", "cpu", "--threads", str(threads), "--ctx", "2048", "--quiet",
+                        "--port", str(self.port), "--management-port", str(self.management), *map(str, flags)]
+        self.more = more
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=open(work / f"{self.port}.log", "ab"), **self.more)
+
+    def ready(self):
+        expect(wait_for(lambda: self.process.poll() is not None or fleet.answers(HOST, self.management, "/readyz"))
+               and self.process.poll() is None, f"a server gets ready: {(work / f'{self.port}.log').read_text()[-500:]}")
+        return self
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        fleet.end(self.process)
+
+    def ask(self, path, body, headers=None):
+        return post(HOST, self.port, path, body, headers)
+
+    def metric(self, name):
+        return float(re.search(rf"(?m)^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", get(HOST, self.management, "/metrics"))[1])
+
+
+@contextlib.contextmanager
+def servers(*started):
+    try:
+        yield [server.ready() for server in started]
+        for server in started:
+            server.end()
+    finally:
+        for server in started:
+            if server.process.poll() is None:
+                server.kill()
+
+
+def stream(host, port, body, headers=None, seen=None):
+    """Replica, tokens and whether the stream came to its end."""
+    client, tokens, replica = http.client.HTTPConnection(host, port, timeout=fleet.PATIENCE), 0, None
+    try:
+        client.request("POST", "/v1/completions", json.dumps({"stream": True, **body}), {"Content-Type": "application/json", **(headers or {})})
+        reply = client.getresponse()
+        replica = reply.getheader("x-replica")
+        while line := reply.readline():
+            if line.startswith(b"data: [DONE]"):
+                return replica, tokens, True
+            if line.startswith(b"data: "):
+                tokens += 1
+                if seen and tokens == 1:
+                    seen(replica)
+    except (OSError, http.client.HTTPException):
+        pass
+    finally:
+        client.close()
+    return replica, tokens, False
+
+
+def talk(number, sentences=80):
+    return [{"role": "system", "content": f"Conversation {number}. " + "Say what you mean, and be kind. " * sentences}]
+
+
+def turn(ask, messages, headers=None, tokens=8):
+    """Answers the next question: (text, cached tokens, prompt tokens); the conversation grows."""
+    messages.append({"role": "user", "content": f"Tell me about tea, part {len(messages)}."})
+    reply = ask("/v1/chat/completions", {"messages": messages, "max_tokens": tokens, "temperature": 0}, headers)
+    messages.append(reply["choices"][0]["message"])
+    usage = reply["usage"]
+    return reply["choices"][0]["message"]["content"], usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+
+# Behind HAProxy
+
+
+@contextlib.contextmanager
+def behind_haproxy(*flags):
+    """Three servers as contrib/haproxy.cfg has them, and the name of who answered in each reply: (port, their processes)."""
+    ports = {name: (free_port(), free_port()) for name in ("one", "two", "three")}
+    started = {name: Server(*flags, "--host", HOST, "--agent-port", agent) for name, (_, agent) in ports.items()}
+    front, config = free_port(), (fleet.ROOT / "contrib/haproxy.cfg").read_text()
+    changes = [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("global\n", f"global\n    stats socket {work}/stats level admin\n"),
+               ("\nbackend replicas\n", "\nbackend replicas\n    http-response set-header x-replica %s\n")]
+    changes += [(f"server {name} {host}:8484 agent-port 8486", f"server {name} {HOST}:{started[name].port} agent-port {agent}")
+                for host, (name, (_, agent)) in zip(fleet.HOSTS, ports.items())]
+    for old, new in changes:
+        expect(config.count(old) == 1, f"contrib/haproxy.cfg has {old}")
+        config = config.replace(old, new)
+    (work / "haproxy.cfg").write_text(config)
+    with servers(*started.values()), fleet.running("haproxy", "-f", str(work / "haproxy.cfg"), "-db"):
+        expect(wait_for(lambda: all(weight(name) == "100" for name in started)), "HAProxy finds all three ready")
+        yield front, started
+        for server in started.values():
+            if server.process.poll() is not None:
+                server.start()  # for an orderly end
+                server.ready()
+
+
+def weight(name):
+    try:
+        row = fleet.haproxy_stats(work / "stats")[name]
+        return row["weight"] if row["status"].startswith("UP") and row["agent_status"] == "L7OK" else None
+    except OSError:
+        return None
+
+
+class Busy:
+    """Answers that take most places of a server until it is let go."""
+
+    def __init__(self, server):
+        self.over = threading.Event()
+        body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
+
+        def again():
+            while not self.over.is_set():
+                stream(HOST, server.port, body)
+        self.threads = [threading.Thread(target=again, daemon=True) for _ in range(3)]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def answered_by(front, number, messages):
+    """A turn through HAProxy: (replica, cached, prompt tokens)."""
+    named = {}
+
+    def ask(path, body, headers):
+        client = http.client.HTTPConnection(HOST, front, timeout=fleet.PATIENCE)
+        client.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
+        reply = client.getresponse()
+        named["replica"], answer = reply.getheader("x-replica"), json.loads(reply.read())
+        client.close()
+        return answer
+    _, cached, tokens = turn(ask, messages, {"x-session-id": f"talk {number}"})
+    return named["replica"], cached, tokens
+
+
+def weights_that_change(front, started):
+    """T6: session hash with agent weights; each replica's weight changes twice. Second turns of sessions that stayed find
+    what they would on one replica; those that moved are counted apart."""
+    count = 60 if options.long else 24
+    alone, talks = [], {number: talk(number) for number in range(count)}
+    for number in range(4):
+        messages = talk(100 + number)
+        turn(started["one"].ask, messages)
+        alone.append((lambda found: found[1] / found[2])(turn(started["one"].ask, messages)))
+    first = {number: answered_by(front, number, messages)[0] for number, messages in talks.items()}
+    expect(len(set(first.values())) == 3, f"conversations spread over three replicas: {first}")
+    stayed, moved = [], []
+    for i, (name, server) in enumerate(started.items()):
+        busy = Busy(server)
+        expect(wait_for(lambda name=name: weight(name) == "25"), f"{name} has a quarter of its weight while it is busy")
+        for number in range(i, count, 3):
+            replica, cached, tokens = answered_by(front, number, talks[number])
+            (stayed if replica == first[number] else moved).append(cached / tokens)
+            expect(replica == first[number] or first[number] == name, f"only conversations of {name} move: {number} from {first[number]}")
+        busy.end()
+        expect(wait_for(lambda name=name: weight(name) == "100"), f"{name} has all of its weight again")
+    share = statistics.mean(stayed) / statistics.mean(alone)
+    print(f"hit share of second turns, of that on one replica: {share:.3f} of {len(stayed)} that stayed"
+          + (f", {statistics.mean(moved) / statistics.mean(alone):.3f} of {len(moved)} that moved" if moved else ", none moved"))
+    expect(share >= 0.95, f"second turns of conversations that stayed find what they would on one replica: {share:.3f}")
+    back = sum(answered_by(front, number, messages)[0] == first[number] for number, messages in talks.items())
+    expect(back == count, f"all conversations are back where they began: {back} of {count}")
+
+
+def killed_under_streams(front, started):
+    """T6: kill -9 of one under 64 streams. Only its streams break; new ones go on elsewhere within 2 s."""
+    seen, lock = {}, threading.Lock()
+
+    def one(number):
+        def first(replica):
+            with lock:
+                seen[number] = replica
+        return stream(HOST, front, {"prompt": f"stream {number}", "max_tokens": 300, "ignore_eos": True}, {"x-session-id": f"s{number}"}, first)
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        streams = [pool.submit(one, number) for number in range(64)]
+        expect(wait_for(lambda: len(seen) == 64), f"64 streams begin: {len(seen)}")
+        running = [number for number, each in enumerate(streams) if not each.done() and seen[number] == "two"]
+        started["two"].kill()
+        began, slowest = time.monotonic(), 0.0
+        for number in running[:6]:  # the sessions whose replica has gone
+            at = time.monotonic()
+            replica, tokens, whole = stream(HOST, front, {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"s{number}"})
+            slowest = max(slowest, time.monotonic() - at)
+            expect(whole and tokens > 0 and replica != "two", f"session s{number} goes on elsewhere: {replica} {tokens} {whole}")
+        expect(slowest < 2, f"new requests succeed within 2 s of a kill: {slowest:.2f} s")
+        ends = [each.result() for each in streams]
+    broken = {number for number, (_, _, whole) in enumerate(ends) if not whole}
+    expect(running and broken == set(running), f"only streams of the killed replica break: {sorted(broken)}, expected {running}")
+    expect(all(ends[number][1] >= 300 for number in range(64) if number not in broken), "the others have all their tokens")
+    print(f"kill -9 under 64 streams: {len(broken)} broke, all of the killed replica; new requests after {slowest * 1000:.0f} ms at most; "
+          f"{time.monotonic() - began:.1f} s to the end")
+
+
+def haproxy():
+    if not fleet.installed("haproxy", "agent weights, and a kill under 64 streams"):
+        return
+    with behind_haproxy("--max-running", 4) as (front, started):
+        weights_that_change(front, started)
+    with behind_haproxy("--max-running", 64) as (front, started):
+        killed_under_streams(front, started)
+
+
+# The shared folder
+
+
+class Shared:
+    """A folder that servers share, and what their answers must be."""
+
+    def __init__(self):
+        self.home = pathlib.Path(tempfile.mkdtemp(prefix="riptide-shared-"))
+        self.folder, self.secret = self.home / "shared", self.home / "secret"
+        self.folder.mkdir()
+        self.secret.write_text(os.urandom(32).hex() + "\n")
+        for path in (self.home, self.folder, self.secret):
+            if OTHER:
+                os.chown(path, OTHER["user"], OTHER["group"])
+
+    def server(self):
+        return Server("--shared-cache", f"dir:{self.folder}", "--shared-cache-key", self.secret, "--cache-ram", 64,
+                      env={**os.environ, "HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / "cache")}, **OTHER)
+
+    def records(self):
+        return sum(1 for _ in self.folder.rglob("*.rec"))
+
+
+def killed_writers():
+    """T8: a replica is killed at random instants while it writes; its neighbour, that goes on from what it finds, says what
+    a server without the shared tier says."""
+    kills, rng = 1000 if options.long else 20, random.Random(2026)
+    shared, found, wrong = Shared(), 0, 0
+    with servers(Server(), shared.server(), shared.server()) as (plain, writer, reader):
+        for kill in range(kills):
+            messages = talk(f"{kill % 7} and {kill}", 60)
+            other, alone = [*messages], [*messages]
+            began = time.monotonic()
+            turn(plain.ask, alone)
+            patience = 3 * (time.monotonic() - began)
+            before = threading.Thread(target=quietly, args=(lambda talked=messages: turn(writer.ask, talked),), daemon=True)
+            before.start()
+            before.join(rng.random() * patience)
+            time.sleep(rng.random() * 0.3)  # of what is published some is not written yet
+            writer.kill()
+            before.join()
+            writer.start()
+            other.extend(alone[len(other):])  # what the writer said, or would have
+            said, cached, _ = turn(reader.ask, other)
+            wrong += said != turn(plain.ask, alone)[0]
+            found += cached > 0
+            writer.ready()
+    print(f"{kills} kills of a writer: {found} conversations found at the neighbour, {wrong} wrong answers")
+    expect(wrong == 0, f"no answer is wrong behind {kills} kills: {wrong}")
+    expect(found >= kills // 10, f"some of what was written is found: {found} of {kills}")
+    shutil.rmtree(shared.home)
+
+
+def quietly(what):
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        what()
+
+
+def folder_that_fails():
+    """T8: two replicas whose folder is full, read-only, unreadable, replaced by a file, gone, and back."""
+    shared = Shared()
+    small = os.getuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=777", "riptide", str(shared.folder)],
+                                                capture_output=True).returncode == 0
+    if not small:
+        fleet.skipped.append("a shared folder that is full: this machine lets nobody mount a file system")
+    number, words = 0, []
+
+    def both(what, least=None):
+        """Conversations that begin at one replica and go on at the other: right words, and what was found of the second."""
+        nonlocal number
+        shares = []
+        for _ in range(6 if options.long else 3):
+            number += 1
+            messages = talk(f"{what} {number}", 60)
+            alone = [*messages]
+            turn(one.ask, messages), turn(plain.ask, alone)
+            expect(messages == alone, f"{what}: the first turn's words")
+            if least:
+                wait_for(lambda: two_would_find(messages))
+            words.append(what)
+            said, cached, tokens = turn(two.ask, messages)
+            expect(said == turn(plain.ask, alone)[0], f"{what}: the words of a moved conversation")
+            shares.append(cached / tokens)
+        expect(least is None or max(shares) >= least, f"{what}: conversations that move are found: {shares}")
+
+    def two_would_find(_, quiet=0.4):
+        before = shared.records()
+        time.sleep(quiet)
+        return before == shared.records()
+    with servers(Server(), shared.server(), shared.server()) as (plain, one, two):
+        both("a folder in order", 0.8)
+        if small:
+            filler = shared.folder / "filler"
+            with contextlib.suppress(OSError), open(filler, "wb") as out:
+                while out.write(bytes(1 << 16)):
+                    out.flush()
+            both("a full folder")
+            filler.unlink()
+            subprocess.run(["mount", "-o", "remount,ro", str(shared.folder)], check=True)
+            both("a read-only folder")
+            subprocess.run(["mount", "-o", "remount,rw", str(shared.folder)], check=True)
+            subprocess.run(["umount", "-l", str(shared.folder)], check=True)
+            if OTHER:
+                os.chown(shared.folder, OTHER["user"], OTHER["group"])
+        shared.folder.chmod(0)
+        both("an unreadable folder")
+        shared.folder.chmod(0o700)
+        shutil.rmtree(shared.folder)
+        both("a folder that is gone")
+        shared.folder.write_text("a file")
+        both("a file in its place")
+        shared.folder.unlink()
+        shared.folder.mkdir()
+        if OTHER:
+            os.chown(shared.folder, OTHER["user"], OTHER["group"])
+
+        def again():
+            with contextlib.suppress(AssertionError):
+                messages = talk(f"again {time.monotonic()}", 60)
+                turn(one.ask, messages)
+                two_would_find(messages)
+                return turn(two.ask, messages)[1] > 0
+        expect(wait_for(again), "a folder that is there again is used again")
+    shutil.rmtree(shared.home)
+
+
+# Beside decoding
+
+
+def cpu_facts(pid):
+    """CPU seconds of all threads; seconds that the busiest, the engine's, waited for a core."""
+    threads = [[int(word) for word in one.read_text().split()] for one in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(one[0] for one in threads) / 1e9, max(threads)[1] / 1e9
+
+
+def scrapes_beside_decoding():
+    """T4: 200 scrapes a second beside decoding, against decoding alone, in turns. What others on this machine take of it is
+    left out: the time that the engine's thread waits for a core."""
+    alone, beside, rates = [], [], []
+    few, many, most = (20, 20, 0.02) if options.long else (3, 12, 0.1)
+    scraper = ("import http.client,sys,time\nc=http.client.HTTPConnection('127.0.0.1',int(sys.argv[1]))\nn,t=0,time.monotonic()\n"
+               "while True:\n c.request('GET','/metrics');c.getresponse().read();n+=1\n"
+               " print(n,time.monotonic()-t,flush=True)\n time.sleep(max(0,t+n/200-time.monotonic()))\n")
+    with servers(Server()) as (server,):
+        def decode(into):
+            (_, waited), began = cpu_facts(server.process.pid), time.monotonic()
+            server.ask("/v1/completions", {"prompt": "x y z", "max_tokens": 1200, "ignore_eos": True, "temperature": 0})
+            into.append(time.monotonic() - began - (cpu_facts(server.process.pid)[1] - waited))
+        decode([])
+        while len(alone) < few or (len(alone) < many and min(beside) > (1 + most) * min(alone)):
+            decode(alone)
+            process = subprocess.Popen([sys.executable, "-c", scraper, str(server.management)], stdout=subprocess.PIPE, text=True)
+            process.stdout.readline()
+            decode(beside)
+            process.kill()
+            rates.append((lambda words: int(words[0]) / float(words[1]))(process.communicate()[0].splitlines()[-2].split()))
+    cost = statistics.median(beside) / statistics.median(alone) - 1
+    least = min(beside) / min(alone) - 1
+    print(f"decoding 1,200 tokens beside {statistics.median(rates):.0f} scrapes/s: {100 * cost:+.1f} % (medians), {100 * least:+.1f} % (least of {len(alone)})")
+    expect(min(rates) > 150 or not options.long, f"200 scrapes a second: {rates}")
+    expect(least < most, f"scrapes cost decoding less than they may: {100 * least:.1f} %")
+
+
+def idle_with_a_full_cache():
+    """T4: what the cache keeps beyond answers counts as free; running answers are what the load generator has."""
+    with servers(Server("--kv-tokens", 4096, "--max-running", 8)) as (server,):
+        for number in range(8):
+            turn(server.ask, talk(number, 60))
+        expect(server.metric("vllm:kv_cache_usage_perc") == 0 and server.metric("riptide_kv_usage_ratio") == 0, "idle, with a full cache, nothing is used")
+        with concurrent.futures.ThreadPoolExecutor(5) as pool:
+            streams = [pool.submit(stream, HOST, server.port, {"prompt": "x", "max_tokens": 700, "ignore_eos": True}) for _ in range(5)]
+            expect(wait_for(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 5), "five answers are five in the metrics")
+            expect(all(each.result()[2] for each in streams), "and end")
+        expect(wait_for(lambda: server.metric("vllm:num_requests_running") == 0), "then none")
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes spans and never answers."""
+    over = threading.Event()
+
+    def do_POST(self):
+        self.over.wait(60)
+
+    def log_message(self, *_):
+        pass
+
+
+def collectors():
+    """T11: no request is slower by 1 ms because the collector hangs or is not there."""
+    hanging = http.server.ThreadingHTTPServer((HOST, 0), Collector)
+    hanging.daemon_threads = True
+    threading.Thread(target=hanging.serve_forever, daemon=True).start()
+    started = [Server(), Server("--otlp-endpoint", f"http://{HOST}:{hanging.server_port}"), Server("--otlp-endpoint", f"http://{HOST}:{free_port()}")]
+    with servers(*started):
+        times = [[] for _ in started]
+        for _ in range(1500 if options.long else 300):
+            for server, taken in zip(started, times):
+                began = time.monotonic()
+                server.ask("/v1/completions", {"prompt": "12 plus 30 is", "max_tokens": 1})
+                taken.append(time.monotonic() - began)
+        Collector.over.set()
+    alone, *traced = [1000 * statistics.median(taken) for taken in times]
+    print(f"a request of one token: {alone:.2f} ms; with a collector that hangs {traced[0]:.2f}, with none there {traced[1]:.2f} (medians)")
+    expect(max(traced) < alone + 1, f"nobody waits for a collector: {alone:.2f} {traced}")
+    hanging.shutdown()
+
+
+# Who asks
+
+
+def status(port, path, method="GET", body=None, headers=None):
+    client = http.client.HTTPConnection(HOST, port, timeout=fleet.PATIENCE)
+    client.request(method, path, body, headers or {})
+    reply = client.getresponse()
+    out = reply.status, reply.read().decode(errors="replace"), dict(reply.getheaders())
+    client.close()
+    return out
+
+
+def routers():
+    """T5, T12: the steps by which routers of others register a worker, what they ask then, and where keys are asked for;
+    no word of a prompt where none may be."""
+    (work / "keys").write_text("sesame\n")
+    key, canary = {"Authorization": "Bearer sesame"}, "canarybird"
+    with servers(Server("--api-key-file", work / "keys", "--alias", "demo")) as (server,):
+        for port, headers in ((server.port, key), (server.management, {})):
+            expect(status(port, "/health", headers={})[0] == 200, "SMG: health")
+            models = json.loads(status(port, "/v1/models", headers=headers)[1])["data"][0]
+            expect(models["id"] == "demo" and models["owned_by"] == "riptide" and models["max_model_len"] == 2048 and models["parent"] is None, f"models: {models}")
+            expect(set(json.loads(status(port, "/version", headers=headers)[1])) == {"version"}, "SMG takes who has a version for vLLM")
+            page = status(port, "/metrics", headers=headers)[1]
+            wanted = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc", "cache_config_info", "lora_requests_info")
+            expect(all(f"\nvllm:{name}{{" in page for name in wanted), "what SMG and endpoint pickers read is there")
+            load = json.loads(status(port, "/v1/loads?include=core,queues,memory", headers=headers)[1])
+            expect({"timestamp", "dp_rank_count", "loads"} <= set(load) and {"dp_rank", "num_running_reqs", "num_waiting_reqs", "num_total_reqs", "num_used_tokens",
+                   "max_total_num_tokens", "token_usage", "max_running_requests"} <= set(load["loads"][0]), f"loads: {load}")
+        for path in ("/v1/models", "/metrics", "/v1/loads", "/server_info", "/v1/chat/completions/render"):
+            expect(status(server.port, path, "POST" if "render" in path else "GET", "{}")[0] == 401, f"{path} wants a key at the port of the API")
+        probe = status(server.port, "/v1/chat/completions", "POST", json.dumps({"model": "demo", "messages": [{"role": "user", "content": "hello"}], "temperature": 0,
+                       "max_tokens": 3}), {"Content-Type": "application/json", **key})
+        expect(probe[0] == 200, f"production-stack's probe: {probe[:2]}")
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/pause", "/sleep"):
+            expect(status(server.management, path, "POST", json.dumps({"prompt": canary}), {"Content-Type": "application/json"})[0] == 404, f"the management port has no {path}")
+        tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}}]
+        rng = random.Random(5)
+        for number in range(100):
+            says = " ".join(rng.choice("read the file and say what it is for tea or coffee".split()) for _ in range(rng.randrange(1, 60)))
+            chat = {"model": "demo", "messages": [{"role": "user", "content": f"{canary} {says}"}], "tools": tools[:number % 2], "max_tokens": 1}
+            asks = [json.loads(status(server.port, path, "POST", json.dumps(chat), {"Content-Type": "application/json", **key})[1])
+                    for path in ("/v1/chat/completions/render", "/v1/chat/completions", "/tokenize")]
+            expect(len(asks[0]["token_ids"]) == asks[1]["usage"]["prompt_tokens"] and asks[0]["token_ids"] == asks[2]["tokens"], f"chat {number}: ids are those that are read")
+        for path in ("/metrics", "/v1/loads", "/server_info", "/v1/models", "/health", "/version"):
+            code, page, headers = status(server.management, path)
+            expect(code == 200 and canary not in page + str(headers) and "sesame" not in page, f"{path} has no word of a prompt, nor a key")
+        code, _, headers = status(server.port, "/health", headers={"x-request-id": "x" * 10_000})
+        expect(code >= 400 or len(headers.get("x-request-id", "")) <= 128, f"a name of 10 kB is refused or replaced: {code}")
+
+
+PARTS = {"routers": routers, "idle": idle_with_a_full_cache, "collectors": collectors, "scrapes": scrapes_beside_decoding,
+         "haproxy": haproxy, "kills": killed_writers, "folder": folder_that_fails}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("riptide")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--only", default="", metavar="PART", help=", ".join(PARTS))
+    parser.parse_args(namespace=options)
+    try:
+        for name, part in PARTS.items():
+            if options.only not in name:
+                continue
+            began = time.monotonic()
+            try:
+                part()
+            except Exception as error:  # the other parts are worth knowing, too
+                expect(False, f"{name}: {type(error).__name__}: {error}")
+            print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+    finally:
+        shutil.rmtree(work)
+        shutil.rmtree(fleet.work, ignore_errors=True)
+    for line in fleet.skipped:
+        print(f"skipped: {line}")
+    print(f"{fleet.checks} checks of what a fleet bears, {len(fleet.failures)} failed")
+    return 1 if fleet.failures else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())

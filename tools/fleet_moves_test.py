@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""What a conversation of 8,000 tokens waits for its first token when it moves to another replica of the demo model over a
+shared folder, and what a folder costs that is dead, slow, full or lies. usage: fleet_moves_test.py RIPTIDE [--long]
+
+Nothing leaves loopback. The law: moved, at most 1.25 times (bytes / the folder's speed, as measured here) + 50 ms; a folder
+of no use, at most 5 % more than without one; never a wrong word. What other programs take of the machine only adds, so the
+least of several times is compared; --long takes more, and prints medians. A folder is slow by a library that is put
+before it (open() in it takes 500 ms), which a C compiler makes; without one that is skipped.
+"""
+import os
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import fleet_faults_test as faults
+import fleet_test as fleet
+from fleet_test import expect, wait_for
+
+LONG = "--long" in sys.argv[2:]
+FEW, MANY = (10, 30) if LONG else (2, 8)
+SENTENCES = 700
+SLOW = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+typedef int (*Open)(const char*, int, ...);
+static int late(const char* name, const char* path, int flags, mode_t mode) {
+    const char* folder = getenv("SLOW_FOLDER");
+    if (folder && strncmp(path, folder, strlen(folder)) == 0) nanosleep(&(struct timespec){0, 500000000}, 0);
+    return ((Open)dlsym(RTLD_NEXT, name))(path, flags, mode);
+}
+#define FORWARD(name) \
+    int name(const char* path, int flags, ...) { \
+        va_list rest; va_start(rest, flags); \
+        const mode_t mode = flags & O_CREAT ? va_arg(rest, mode_t) : 0; \
+        va_end(rest); \
+        return late(#name, path, flags, mode); \
+    }
+FORWARD(open)
+FORWARD(open64)
+"""
+secret = pathlib.Path(tempfile.mkdtemp(prefix="riptide-moves-"))
+
+
+class Folder:
+    """A folder of its own for servers to share."""
+
+    def __init__(self):
+        self.path = secret / f"shared{len(list(secret.iterdir()))}"
+        self.path.mkdir()
+
+    def server(self, **more):
+        return server("--shared-cache", f"dir:{self.path}", "--shared-cache-key", secret / "key", **more)
+
+    def records(self):
+        return set(self.path.rglob("*.rec"))
+
+    def settled(self):
+        """All its records, once no more come."""
+        known, since = self.records(), time.monotonic()
+        while time.monotonic() - since < 0.5:
+            time.sleep(0.05)
+            if (now := self.records()) != known:
+                known, since = now, time.monotonic()
+        return known
+
+
+def server(*flags, **more):
+    out = faults.Server("--cache-ram", 256, *flags, **more)
+    out.kill()
+    out.command[out.command.index("--ctx") + 1] = "8192"
+    out.start()
+    return out
+
+
+def conversation(name):
+    return faults.talk(name, SENTENCES)
+
+
+def first_token(one, messages):
+    """Seconds to the first token of the next turn, its words, cached and prompt tokens. Nothing is said for good."""
+    asked = [*messages, {"role": "user", "content": "And what of coffee?"}]
+    began = time.monotonic()
+    reply = one.ask("/v1/chat/completions", {"messages": asked, "max_tokens": 1, "temperature": 0})
+    took, usage = time.monotonic() - began, reply["usage"]
+    return took, reply["choices"][0]["message"]["content"], usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+
+def read_all(records):
+    """Bytes, and seconds to read them, the best of three."""
+    def once():
+        began = time.monotonic()
+        return sum(len(path.read_bytes()) for path in records), time.monotonic() - began
+    return min((once() for _ in range(3)), key=lambda pair: pair[1])
+
+
+def moves():
+    folder, took, over, alone, home, shares = Folder(), [], [], [], [], []
+    with faults.servers(server(), folder.server(), folder.server()) as (plain, one, two):
+        for each in (one, two):
+            faults.turn(each.ask, conversation("before"))  # until then it has not measured how fast it reads
+        while len(took) < FEW or (len(took) < MANY and min(over) > 0):
+            before, messages = folder.settled(), conversation(f"moved {len(took)}")
+            faults.turn(one.ask, messages)
+            size, reading = read_all(folder.settled() - before)
+            seconds, words, cached, tokens = first_token(two, messages)
+            home.append(first_token(one, messages)[0])
+            without = first_token(plain, messages)
+            expect(words == without[1], "a moved conversation's words")
+            took.append(seconds)
+            over.append(seconds - 1.25 * reading - 0.05)
+            alone.append(without[0])
+            shares.append(cached / tokens)
+            rate = size / reading
+    print(f"a conversation of {tokens} tokens moves ({size / 1e6:.0f} MB, the folder reads {rate / 1e9:.2f} GB/s: {1000 * size / rate:.0f} ms): first token after "
+          f"{1000 * statistics.median(took):.0f} ms, least {1000 * min(took):.0f}; where it was {1000 * statistics.median(home):.0f}, least {1000 * min(home):.0f}; read anew {1000 * statistics.median(alone):.0f}; "
+          f"{100 * min(shares):.1f} % found ({len(took)} times)")
+    expect(min(shares) > 0.95, f"what was computed is found: {shares}")
+    expect(min(over) <= 0, f"the first token of a moved conversation comes within 1.25 x + 50 ms: {1000 * min(over):.0f} ms more")
+
+
+def of_no_use(what, folder, two, spoil):
+    """First tokens of conversations at `two`, whose folder is of no use, against a server without one."""
+    with faults.servers(server(), folder.server(), two) as (plain, one, two):
+        faults.turn(two.ask, conversation(f"{what}, before"))
+        ratios, with_it, without = [], [], []
+        while len(ratios) < FEW or (len(ratios) < MANY and min(with_it) > 1.05 * min(without)):
+            messages = conversation(f"{what} {len(ratios)}")
+            faults.turn(one.ask, messages)
+            spoil(folder)
+            order = (two, plain) if len(ratios) % 2 else (plain, two)
+            found = {id(each): first_token(each, messages) for each in order}
+            expect(found[id(two)][1] == found[id(plain)][1], f"{what}: the words")
+            with_it.append(found[id(two)][0])
+            without.append(found[id(plain)][0])
+            ratios.append(with_it[-1] / without[-1])
+    cost = min(with_it) / min(without) - 1
+    print(f"a folder that {what}: first token {1000 * statistics.median(with_it):.0f} ms, without the tier {1000 * statistics.median(without):.0f} (medians): "
+          f"{100 * (statistics.median(ratios) - 1):+.1f} %; {100 * cost:+.1f} % by the least of {len(ratios)}")
+    expect(cost <= 0.05, f"a folder that {what} costs at most 5 %: {100 * cost:+.1f} %")
+
+
+def lies(folder):
+    for path in folder.settled():
+        path.write_bytes(os.urandom(path.stat().st_size))
+
+
+def dead(folder):
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def full():
+    folder = Folder()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "riptide", str(folder.path)], capture_output=True).returncode != 0:
+        fleet.skipped.append("first tokens beside a full folder: this machine lets nobody mount a file system")
+        return
+    try:
+        with open(folder.path / "filler", "wb", buffering=0) as out:
+            try:
+                while out.write(bytes(1 << 16)):
+                    pass
+            except OSError:
+                pass
+        of_no_use("is full", folder, folder.server(), lambda _: None)
+    finally:
+        subprocess.run(["umount", "-l", str(folder.path)], check=True)
+
+
+def slow():
+    library = secret / "slow.so"
+    compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if not compiler or subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library), "-ldl"], input=SLOW.encode()).returncode != 0:
+        fleet.skipped.append("first tokens beside a slow folder: no C compiler")
+        return
+    folder = Folder()
+    before = {**os.environ, "LD_PRELOAD": str(library), "SLOW_FOLDER": str(folder.path)}
+    of_no_use("takes 500 ms for each file", folder, folder.server(env=before), lambda where: where.settled())
+
+
+def main():
+    (secret / "key").write_text(os.urandom(32).hex() + "\n")
+    parts = [moves, lambda: of_no_use("is gone", (folder := Folder()), folder.server(), dead),
+             lambda: of_no_use("lies", (folder := Folder()), folder.server(), lies), full, slow]
+    try:
+        for part in parts:
+            try:
+                part()
+            except Exception as error:
+                expect(False, f"{type(error).__name__}: {error}")
+    finally:
+        for path in (secret, faults.work, fleet.work):
+            shutil.rmtree(path, ignore_errors=True)
+    for line in fleet.skipped:
+        print(f"skipped: {line}")
+    print(f"{fleet.checks} checks of conversations that move, {len(fleet.failures)} failed")
+    return 1 if fleet.failures else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())
