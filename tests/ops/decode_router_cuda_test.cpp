@@ -12,9 +12,10 @@ namespace {
 using test::RandomWeight;
 using test::WeightKind;
 
-/// The product o and the sparse layer behind it; all experts are one.
+/// The product o, of `wide` columns, and the sparse layer behind it; all experts are one.
 struct RoutedLayer {
     static constexpr int64_t kExperts = 256, kHidden = 2048, kFf = 512, kWide = 6144;
+    int64_t wide;
     OpContext op{1, int64_t{64} << 20};
     RandomWeight host_router{{DType::bf16}, kExperts, kHidden, 24};
     std::vector<float> norm_weights = normals(kHidden, 25);
@@ -23,16 +24,16 @@ struct RoutedLayer {
     ops::ExpertWeights experts;
     ops::MoeLayer next;
 
-    RoutedLayer() {
+    explicit RoutedLayer(DType type = DType::q4_k, int64_t columns = kWide) : wide(columns) {
         const auto stack = [&](int64_t rows, int64_t cols, uint64_t seed) {
-            const RandomWeight one({DType::q4_k}, rows, cols, seed);
+            const RandomWeight one({type}, rows, cols, seed);
             return op.experts(std::vector<Weight>(kExperts, one.w));
         };
-        o = place_random(op, {DType::q4_k}, kHidden, kWide, 1);
+        o = place_random(op, {type}, kHidden, wide, 1);
         router = op.weight(host_router.w);
-        shared_gate = place_random(op, {DType::q4_k}, kFf, kHidden, 21);
-        shared_up = place_random(op, {DType::q4_k}, kFf, kHidden, 22);
-        shared_down = place_random(op, {DType::q4_k}, kHidden, kFf, 23);
+        shared_gate = place_random(op, {type}, kFf, kHidden, 21);
+        shared_up = place_random(op, {type}, kFf, kHidden, 22);
+        shared_down = place_random(op, {type}, kHidden, kFf, 23);
         experts = {stack(kFf, kHidden, 2), stack(kFf, kHidden, 3), stack(kHidden, kFf, 4)};
         next = {.norm = {op.floats(norm_weights), 1e-6f},
                 .router = {&router, op.floats(normals(kExperts, 26, 0.1f)), 8, 2.5f, true},
@@ -40,11 +41,11 @@ struct RoutedLayer {
                 .shared = {&shared_gate, &shared_up, &shared_down}};
     }
     /// y, the stream behind o, logits, experts, weights, the stream behind the layer; of rows of o's input.
-    Results run(const std::vector<float>& wide, float stream, bool told) {
+    Results run(const std::vector<float>& rows, float stream, bool told) {
         op.poison();
-        const int64_t n = std::ssize(wide) / kWide;
+        const int64_t n = std::ssize(rows) / wide;
         Tensor x = op.tensor(std::vector<float>(static_cast<size_t>(n * kHidden), stream), {n, kHidden});
-        Results out = {values_of(ops::matmul_add(op.ctx, o, op.tensor(wide, {n, kWide}), x, told ? &next : nullptr)),
+        Results out = {values_of(ops::matmul_add(op.ctx, o, op.tensor(rows, {n, wide}), x, told ? &next : nullptr)),
                        values_of(x)};
         const ops::MoeResult r = ops::moe_add(op.ctx, x, next.norm, next.router, experts, next.shared);
         std::vector<float> ids;
@@ -61,24 +62,31 @@ void expect_equal(const Results& a, const Results& b, const std::string& what) {
 
 TEST(DecodeRouter, a_row_has_the_same_bits_wherever_its_router_runs) {
     RT_GPU_ONLY();
-    RoutedLayer layer;
-    const int64_t most = fewer(256, 9), wide = RoutedLayer::kWide;
-    const std::vector<float> x = test::random_rows(most, wide, 31);
-    std::vector<Results> alone;
-    for (int64_t r = 0; r < most; r += 3) {
-        const std::vector<float> row(x.begin() + r * wide, x.begin() + (r + 1) * wide);
-        alone.push_back(layer.run(row, 0.75f, true));
-        expect_equal(alone.back(), layer.run(row, 0.75f, false), fmt::format("row {} in a kernel of its own", r));
-    }
-    for (const int64_t n : brief<int64_t>({2, 3, 4, 5, 8, 16, 63, 64, 65, 256, 9}, 2)) {
-        const Results all = layer.run({x.begin(), x.begin() + n * wide}, 0.75f, true);
-        for (int64_t r = 0; r < n; r += 3)
-            for (size_t k = 0; k < all.size(); ++k) {
-                const std::vector<float>& one = alone[static_cast<size_t>(r / 3)][k];
-                const auto first = all[k].begin() + r * std::ssize(one);
-                expect_same_bits(one, std::vector<float>(first, first + std::ssize(one)),
-                                 fmt::format("row {} of {}, result {}", r, n, k).c_str());
-            }
+    struct Kind {
+        DType type;
+        int64_t wide;
+    };
+    for (const auto& [type, wide] : brief<Kind>({{DType::q4_k, 6144}, {DType::q8_0, 8192}, {DType::iq3_s, 6144}}, 2)) {
+        RoutedLayer layer(type, wide);
+        const int64_t most = type == DType::q4_k ? fewer(256, 9) : 9;
+        const std::vector<float> x = test::random_rows(most, wide, 31);
+        std::vector<Results> alone;
+        for (int64_t r = 0; r < most; r += 3) {
+            const std::vector<float> row(x.begin() + r * wide, x.begin() + (r + 1) * wide);
+            alone.push_back(layer.run(row, 0.75f, true));
+            expect_equal(alone.back(), layer.run(row, 0.75f, false), fmt::format("row {} in a kernel of its own", r));
+        }
+        for (const int64_t n : brief<int64_t>({2, 3, 4, 5, 8, 16, 63, 64, 65, 256, 9}, 2)) {
+            if (n > most) continue;
+            const Results all = layer.run({x.begin(), x.begin() + n * wide}, 0.75f, true);
+            for (int64_t r = 0; r < n; r += 3)
+                for (size_t k = 0; k < all.size(); ++k) {
+                    const std::vector<float>& one = alone[static_cast<size_t>(r / 3)][k];
+                    const auto first = all[k].begin() + r * std::ssize(one);
+                    expect_same_bits(one, std::vector<float>(first, first + std::ssize(one)),
+                                     fmt::format("row {} of {}, result {}", r, n, k).c_str());
+                }
+        }
     }
 }
 

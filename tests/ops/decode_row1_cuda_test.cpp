@@ -79,9 +79,13 @@ TEST(DecodeRow1, rows_by_eights_have_the_bits_that_each_has_alone) {
             const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100), n = fewer(19, 9);
             const Weight w = place_random(op, type, outputs, cols, 12);
             const std::vector<float> x = test::random_rows(n, cols, 13);
+            const ops::Norm norm = {op.floats(normals(kLagunaHidden, 14)), 1e-6f};
+            const Weight* const group[] = {&w};
             const auto run = [&](int64_t first, int64_t count) {
                 op.poison();
                 const std::vector<float> some(x.begin() + first * cols, x.begin() + (first + count) * cols);
+                if (cols == kLagunaHidden)
+                    return values_of(ops::norm_matmul_group(op.ctx, op.tensor(some, {count, cols}), norm, group)[0]);
                 Tensor r = op.tensor(std::vector<float>(static_cast<size_t>(count * outputs), 0.5f), {count, outputs});
                 ops::matmul_add(op.ctx, w, op.tensor(some, {count, cols}), r);
                 return values_of(r);

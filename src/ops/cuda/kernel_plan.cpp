@@ -140,7 +140,7 @@ void plan_experts(const OpCost& op, const PlannedStep& step, Kernels& to) {
     PlacedLayer layer(*op.router, *op.experts, *op.shared, step);
     if (op.product != nullptr)
         for (const cuda::linear::Launch& launch : product_before(layer.memory.one(*op.product), layer.c, step))
-            if (launch.kernel == cuda::linear::Kernel::kquant_i8_split_router) layer.c.words = true;
+            if (cuda::linear::leaves_words(launch.kernel)) layer.c.words = true;
     const cuda::moe::Choice choice = choose(layer.c);
     if (choice.router != cuda::moe::Router::words)
         to.add(cuda::moe::router_name(choice.router), cuda::moe::router_file(choice.router));

@@ -302,8 +302,7 @@ bool multiply_into(Context& ctx, const ActSource& x, int64_t cols, int64_t n, st
         std::vector<Tensor> to;
         for (const size_t i : launch.weights) w.push_back(weights[i]), to.push_back(y[i]);
         run(ctx, launch, x, cols, w, to, residual, ahead);
-        summed = summed || launch.kernel == linear::Kernel::kquant_i8_split_router ||
-                 launch.kernel == linear::Kernel::planes_i8_split_router;
+        summed = summed || linear::leaves_words(launch.kernel);
     }
     return summed;
 }

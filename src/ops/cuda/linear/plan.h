@@ -63,6 +63,8 @@ enum class Kernel {
     gemm_bf16_sm90,
     gemm_bf16_sm80,
 };
+/// Whether it leaves the words of a router (shared/router_words.h).
+bool leaves_words(Kernel kernel);
 /// "kquant_i8_split"; the source file below src/ops/cuda/linear/, "gemv/kquant_i8.cu".
 const char* kernel_name(Kernel kernel);
 const char* kernel_file(Kernel kernel);

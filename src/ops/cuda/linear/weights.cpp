@@ -88,6 +88,10 @@ Name name_of(Kernel kernel) {
 
 }  // namespace
 
+bool leaves_words(Kernel kernel) {
+    return kernel == Kernel::kquant_i8_split_router || kernel == Kernel::planes_i8_split_router;
+}
+
 const char* kernel_name(Kernel kernel) { return name_of(kernel).name; }
 const char* kernel_file(Kernel kernel) { return name_of(kernel).file; }
 

@@ -1,10 +1,10 @@
 // A sparse layer of Laguna XS.2 for one row: 256 experts of 2048 x 512, up to eight of them and a shared one, in planes
-// of any type. Kernels of their own for Q4_K_M, and ones that ask each matrix for its format (RowFormat). The general
+// of any type. Kernels of its own for Q4_K_M, and ones that ask each matrix for its format (RowFormat). The general
 // kernels of moe_decode.cu take everything else, with the same bits.
 //
 // Bytes: router 1.0 MB (bf16), gate and up of nine experts 10.6 MB (Q4_K), down 5.3 MB (Q6_K: 7.7); at 4.65 TB/s 0.23,
-// 2.3 and 1.1 us. The product before leaves the router's words (kquant_i8_split_kernel, ../linear/gemv/kquant_i8.cu), or else
-// router_words_row1_kernel does (router_words_row1.cuh). Then two kernels:
+// 2.3 and 1.1 us. The product before leaves the router's words (kquant_i8.cu, planes_i8_sm90.cu in ../linear/gemv),
+// or else router_words_row1_kernel does (router_words_row1.cuh). Then two kernels:
 //   experts_row1_gate_up_kernel  every CTA normalises the row, half of it, while the other half chooses the experts
 //                        from the 256 words; then it fetches 32 pairs of rows of one and leaves silu(gate) * up,
 //                        quantised. Before it waits for the words it fetches its rows of the shared expert.
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
             Row1Fetch{barriers + i}.init(i == 2   ? pair_bytes(of_shared, kSharedPairs)
                                          : routed ? pair_bytes(of_experts, kHalf)
                                                   : 0);
-    // Of warps 0 to 7 and 8 to 11 a lane makes a copy: a plane of gate or up, behind `from` that of an expert. The first
-    // plane is one warp's, the others, which are small, another's.
+    // Of warps 0 to 7 and 8 to 11 a lane makes a copy: a plane of gate or up, behind `from` that of an expert. The
+    // first plane is one warp's, the others, which are small, another's.
     const int up = warp & 1, plane = warp % 4 < 2 ? 0 : 1 + lane, group = warp / 4;
     const int pairs = group < 2 ? kHalf : kSharedPairs;
     const PlaneBytes mine = group < 2 ? of_experts : of_shared;
@@ -162,8 +162,7 @@ constexpr int slot_bytes(RowFormat format) { return kRow1Warps * row_bytes(forma
 /// ids and, as soon as each is there, for the weights of its slot, by bulk copies: loads by all warps, each of which
 /// asked for the ids, kept gate and up waiting and took 2 us to issue.
 template <class Formats>
-__global__ void __launch_bounds__(kRow1Threads, 2)
-    experts_row1_down_kernel(const __grid_constant__ Row1DownArgs a) {
+__global__ void __launch_bounds__(kRow1Threads, 2) experts_row1_down_kernel(const __grid_constant__ Row1DownArgs a) {
     constexpr ActLayout l = row1_layout(kSlots * kFf);
     constexpr int kGroups = kFf / 32, kPasses = (kSlots + 1) / 2;
     extern __shared__ uint4 dynamic[];
@@ -184,8 +183,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     const int slot_bytes = kRow1Warps * (kFf / 256) * Formats::bytes(a.routed.format).all();
     const auto of_slot = [&](int slot) -> const RowPlanes& { return slot < a.top_k ? a.routed : a.shared; };
     const Row1Fetch fetch{&barrier};
-    if (t == 0)
-        fetch.init(a.top_k * slot_bytes + kRow1Warps * (kFf / 256) * Formats::bytes(a.shared.format).all());
+    if (t == 0) fetch.init(a.top_k * slot_bytes + kRow1Warps * (kFf / 256) * Formats::bytes(a.shared.format).all());
     const auto ask = [&](int slot, int64_t offset, const auto& copy) {
         Formats::with(of_slot(slot).format, [&](auto format) {
             SharedRows<format.value>{memory + slot * slot_bytes, kGroups, kRow1Warps}.each(
@@ -270,20 +268,12 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     if (a.residual != nullptr) a.residual[o] = __fadd_rn(old, y);
 }
 
-// ---- Launching.
-
-/// From expert to expert, the same in every plane; 0 if they do not lie so.
-int64_t expert_stride(const std::vector<Weight>& experts) {
-    if (experts.size() < 2) return 0;
-    return static_cast<const char*>(experts[1].data) - static_cast<const char*>(experts[0].data);
-}
-
 }  // namespace
 
 void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared, bool summed, MoeResult& result, float* residual) {
     const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
-    const int64_t out = weights.down[0].rows, stride = expert_stride(weights.gate);
+    const int64_t out = weights.down[0].rows, stride = planes_stride(weights.gate);
     const RowFormat ups_format = row_format(*ups[0]), shared_format = row_format(*ups[2]);
     const auto fit = fit_row1(chip_of(*ctx.gpu), ups_format, shared_format);
     RT_ASSERT(fit && weights.gate.size() == kExperts &&
@@ -307,15 +297,15 @@ void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router&
     a.choice = choice;
     a.middle = middle;
     const bool q4 = ups_format == RowFormat::q4_k && shared_format == RowFormat::q4_k;
-    const auto gate_up = q4 ? experts_row1_gate_up_kernel<OneFormat<RowFormat::q4_k>>
-                            : experts_row1_gate_up_kernel<AnyFormat>;
+    const auto gate_up =
+        q4 ? experts_row1_gate_up_kernel<OneFormat<RowFormat::q4_k>> : experts_row1_gate_up_kernel<AnyFormat>;
     allow_shared(reinterpret_cast<const void*>(gate_up), *fit);
     launch(*ctx.gpu, gate_up, kGateUpCtas, kRow1Threads, static_cast<size_t>(*fit), a);
 
     Row1DownArgs d = {};
     d.routed = row_planes(weights.down[0]);
     d.shared = row_planes(*shared.down);
-    d.stride = expert_stride(weights.down);
+    d.stride = planes_stride(weights.down);
     d.words = choice.words;
     d.weights = a.route.weights;
     d.top_k = a.route.top_k;
@@ -324,9 +314,10 @@ void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router&
     d.y = result.y.row(0);
     d.residual = residual;
     const bool one = d.routed.format == d.shared.format;
-    const auto kernel = one && d.routed.format == RowFormat::q6_k   ? experts_row1_down_kernel<OneFormat<RowFormat::q6_k>>
-                        : one && d.routed.format == RowFormat::q4_k ? experts_row1_down_kernel<OneFormat<RowFormat::q4_k>>
-                                                                    : experts_row1_down_kernel<AnyFormat>;
+    const auto kernel = one && d.routed.format == RowFormat::q6_k ? experts_row1_down_kernel<OneFormat<RowFormat::q6_k>>
+                        : one && d.routed.format == RowFormat::q4_k
+                            ? experts_row1_down_kernel<OneFormat<RowFormat::q4_k>>
+                            : experts_row1_down_kernel<AnyFormat>;
     const int bytes = std::max(kRow1Small, kSlots * std::max(slot_bytes(d.routed.format), slot_bytes(d.shared.format)));
     allow_shared(reinterpret_cast<const void*>(kernel), bytes);
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(out / kRow1Warps)), kRow1Threads, bytes, d);

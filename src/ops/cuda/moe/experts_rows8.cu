@@ -1,6 +1,7 @@
-// A sparse layer of 2 to 8 rows that choose their experts here: gate and up of 512 x 2048, down, all in planes. Kernels
-// of their own for Q4_K_M, and ones that ask each matrix for its format (RowFormat). experts_grouped_sm80.cu takes
-// more rows of K-quants and routing that is given, with the same bits; more rows of other types come here by eights.
+// A sparse layer of up to 8 rows that choose their experts here: gate and up of 512 x 2048, down, all in planes.
+// Kernels of their own for Q4_K_M, and ones that ask each matrix for its format (RowFormat). experts_grouped_sm80.cu
+// takes more rows of K-quants and routing that is given, with the same bits; more rows of other types come here by
+// eights.
 //
 // Bytes: 1.18 MB of gate and up and 0.59 of down (Q6_K: 0.86) for each distinct expert: of rows that choose at random
 // 16 at 2 rows, 30 at 4, 57 at 8, 102 at 16, and the shared one: floors 7.2, 13.3, 23.9 and 40.7 us.
@@ -8,7 +9,8 @@
 // 2 rows (25.6), 28.2 at 4 (35.1), 41.8 at 8 (47.6), 63.2 at 16 (70.1). A verification of 16 drafts is slower all the
 // same (4.05 and 3.97 ms), so 9 to 16 rows, which these kernels can take, stay with experts_grouped_sm80.cu. Behind
 // fused_router() two kernels; a group is an expert and up to four of the rows that chose it:
-//   experts_rows8_gate_up_kernel  chooses the experts and lists the groups, for the next kernel too. 32 pairs (gate row,
+//   experts_rows8_gate_up_kernel  chooses the experts and lists the groups, for the next kernel too. 32 pairs (gate
+//   row,
 //                       up row) of a group are a unit, a warp has two of them (or one at a time, where rows are long);
 //                       CTA b has units b, b + CTAs, ..., and four pairs of the shared expert, fetched before the
 //                       router has ended. Leaves silu(gate) * up, quantised.
@@ -227,8 +229,7 @@ __device__ __forceinline__ float rows8_outputs(char* task, const RowPlanes& m, c
             const int index = (2 * i + lane / 16) * kTiles + j;
             const auto by = rows.scales(index, at);
 #pragma unroll
-            for (int p = 0; p < P; ++p)
-                v[i * P + p] = fmaf(rows.value(index, acts[p], by, m.levels), acts[p].d, 0.0f);
+            for (int p = 0; p < P; ++p) v[i * P + p] = fmaf(rows.value(index, acts[p], by, m.levels), acts[p].d, 0.0f);
         }
     });
     return reduce_lanes<Outputs / 2 * P, 16>(v, lane);
@@ -236,14 +237,12 @@ __device__ __forceinline__ float rows8_outputs(char* task, const RowPlanes& m, c
 
 /// A task is `Outputs` outputs of a group; a warp has room for S of them.
 template <class Formats, int Outputs, int S>
-__global__ void __launch_bounds__(kRow1Threads, 2)
-    experts_rows8_down_kernel(const __grid_constant__ Rows8DownArgs a) {
+__global__ void __launch_bounds__(kRow1Threads, 2) experts_rows8_down_kernel(const __grid_constant__ Rows8DownArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ Rows8Group list[kMostGroups];
     __shared__ float weights[kMostRows * kRowSlots];
     constexpr int kRowBytes = Formats::kHalves ? kFfBytes : kFfBytes - 4 * kTiles, kParts = kOutputs / Outputs;
-    const int task_bytes =
-        Formats::kAhead ? Outputs * (kFf / 256) * plane_bytes(Formats::kFormat).all() : a.task_bytes;
+    const int task_bytes = Formats::kAhead ? Outputs * (kFf / 256) * plane_bytes(Formats::kFormat).all() : a.task_bytes;
     constexpr uint32_t kSharedOnes = 0xFFFF;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = a.f.n, t = threadIdx.x;
     char* const staged = reinterpret_cast<char*>(dynamic);  // n * kRowSlots rows, and those of the shared expert
@@ -337,7 +336,8 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
 
 // ---- Launching.
 
-static_assert(kUnitBytes == 512 && kUpRoom == 2 && kOutputs == 16 && kTaskOutputs == 8);  // fit_rows8() counts with them
+static_assert(kUnitBytes == 512 && kUpRoom == 2 && kOutputs == 16 &&
+              kTaskOutputs == 8);  // fit_rows8() counts with them
 
 template <class Formats>
 auto down_kernel(int64_t tasks) {
@@ -347,8 +347,8 @@ auto down_kernel(int64_t tasks) {
 
 }  // namespace
 
-void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExpert& shared, const ActSource& x, int64_t n,
-                   const ChooseHere& choose, Tensor& y, Tensor* residual) {
+void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExpert& shared, const ActSource& x,
+                   int64_t n, const ChooseHere& choose, Tensor& y, Tensor* residual) {
     RT_ASSERT(x.kind == ActKind::staged && x.stride == kHiddenBytes && n <= kServedRows);
     const bool with_shared = shared.gate != nullptr;
     const LayerFormats formats = formats_of(weights, shared);

@@ -12,7 +12,6 @@ namespace riptide::ops::cuda::decode::few {
 constexpr int kMostRows = 16, kServedRows = 8, kRowSlots = 8, kMembers = 4;
 constexpr int kHidden = 2048, kFf = 512, kHiddenBytes = staged_bytes(kHidden), kFfBytes = staged_bytes(kFf);
 constexpr int kTiles = kFf / 32, kMostGroups = kMostRows8Groups, kLeastCtas = 128;
-constexpr int kStatic = 3 << 10;  // static shared memory, at most
 
 struct Rows8Args {
     const uint32_t* keys;  // [n, experts], of fused_router(); logits too

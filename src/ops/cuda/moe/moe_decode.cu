@@ -9,8 +9,8 @@
 //   warps share
 //                    its matrix rows and meet in shared memory for silu(gate) * up.
 //   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
-// Float weights in usual shapes: experts_float.cu. 2 to 8 rows: experts_rows8.cu. More: experts_grouped_sm80.cu
-// with router_rows.cu if they have kernels for the types and shapes (the latter else from three rows on); else the same
+// Float weights in usual shapes: experts_float.cu. Planes in usual shapes: one row experts_row1_sm90.cu, more
+// experts_rows8.cu or experts_grouped_sm80.cu with router_rows.cu (the latter else from three rows on); else the same
 // kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three dependent
 // kernels; the experts' addresses are not known before the router has ended.
 #include <algorithm>

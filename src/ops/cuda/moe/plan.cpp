@@ -17,7 +17,6 @@ using namespace decode;
 namespace {
 
 using S512 = SparseShape512;
-constexpr DType kQ4 = DType::planes_q4_k, kQ6 = DType::planes_q6_k;
 
 /// What the rows of the table ask.
 struct SparseLayer {
@@ -169,8 +168,8 @@ struct RouterRow {
 constexpr RouterRow kRouters[] = {
     // rows: what the router is, what the experts are, what it takes of the chip
     {Router::none,          {},                     chosen},               // any: moe_swiglu
-    {Router::rows_norm,     Experts::rows8,         router_rows8},         // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80; any planes; sm_90
-    {Router::rows_norm,     Experts::rows8,         router_eights},        // 9 up: any planes but K-quants, by eights; sm_90
+    {Router::rows_norm,     Experts::rows8,         router_rows8},         // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80; any planes; sm_90 up
+    {Router::rows_norm,     Experts::rows8,         router_eights},        // 9 up: what experts_grouped_sm80 does not take, by eights; sm_90
     {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80
     {Router::words,         Experts::row1_sm90,     row1_words},           // 1: as the next, behind a product that knew of it
     {Router::words_row1,    Experts::row1_sm90,     experts_row1},         // 1: bf16, 256 of 2,048; Q4_K, down Q4_K or Q6_K, 512; 124 KB; any planes; sm_90
@@ -248,7 +247,7 @@ Router prefill_router(const Chip& chip, const Weight& router) {
 bool dequant_weight(const Chip& chip, const Weight& w, int64_t stride) {
     constexpr int64_t kMostQ6 = 2048;  // columns, whose d lie in shared memory
     return chip.hopper() && is_tile_type(w.dtype) && w.scale == 1.0f && w.rows % 64 == 0 && stride % 16 == 0 &&
-           (w.dtype != kQ6 || w.cols <= kMostQ6);
+           (w.dtype != DType::planes_q6_k || w.cols <= kMostQ6);
 }
 bool fp8_experts(const ExpertWeights& w, const SharedExpert& shared) {
     const auto stack = [](const std::vector<Weight>& each) {

@@ -29,7 +29,7 @@ enum class Router {
     words_row1,      // router_words_row1.cuh: the same, left there
     row1,            // router_row1.cuh; gate and up choose from keys
     float_product,   // the product is a kernel of ../linear, gate and up choose
-    rows_norm,       // router_rows.cu: to eight rows of 2,048 columns, normalised there; who computes chooses
+    rows_norm,       // router_rows.cu: rows of 2,048 columns, normalised there; who computes chooses
     words_rows,      // router_rows.cu: any rows of 2,048 columns, normalised there, choice behind
     rows,            // router_rows.cu, rows prepared before, choice behind
     product,         // any product, then route_sigmoid

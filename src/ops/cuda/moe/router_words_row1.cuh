@@ -1,5 +1,5 @@
 // The router of one row of Laguna XS.2 where the product before it has not left its words
-// (../linear/gemv/kquant_i8.cu): the same words, in one set. The kernel of gate and up chooses.
+// (kquant_i8.cu, planes_i8_sm90.cu in ../linear/gemv): the same words, in one set. The kernel of gate and up chooses.
 #pragma once
 
 #include "ops/cuda/linear/shared/linear.h"

@@ -95,7 +95,7 @@ __device__ __forceinline__ KActs row_acts(const char* staged, int groups, int j)
 template <RowFormat F>
 struct SharedRows {
     char* memory;
-    int groups, rows;  // sub-blocks of a row
+    int groups, rows;  // sub-blocks of a row; rows that there is room for
 
     __device__ __forceinline__ char* plane(int p) const {
         return memory + rows * (groups / 8) * plane_bytes(F).before(p);

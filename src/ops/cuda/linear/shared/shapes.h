@@ -13,7 +13,7 @@ namespace riptide::ops::cuda::decode {
 // ---- The most matrices of a launch.
 
 constexpr int kMaxMatrices = 8;        // any.cuh
-constexpr int kRow1Matrices = 4;       // kquant_i8.cu, kquant_i8_rows4.cu
+constexpr int kRow1Matrices = 4;       // kquant_i8.cu, kquant_i8_rows4.cu, planes_i8_sm90.cu
 constexpr int kBf16SmallMatrices = 4;  // bf16_small_sm90.cu
 constexpr int kFloatMatrices = 4;      // float.cu
 constexpr int kMostWide = 8;           // kquant_i8_wide_sm90.cu
