@@ -15,8 +15,6 @@ using test::RandomWeight;
 using test::WeightKind;
 
 constexpr int64_t kLagunaHidden = 2048;
-// As Laguna's official INT4 folder has them.
-constexpr WeightKind kInt4{DType::i4_pack, DType::bf16, 1, 128}, kInt8{DType::i8_pack, DType::bf16, 1, 128};
 
 TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
@@ -56,7 +54,7 @@ TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
         for (const WeightKind& type :
              {WeightKind{DType::q4_k}, WeightKind{DType::q5_k}, WeightKind{DType::q6_k}, WeightKind{DType::q2_k},
               WeightKind{DType::q8_0}, WeightKind{DType::q4_0}, WeightKind{DType::iq4_nl}, WeightKind{DType::iq3_s},
-              WeightKind{DType::iq2_xs}, kInt4, kInt8}) {
+              WeightKind{DType::iq2_xs}}) {
             OpContext op(1, int64_t{32} << 20);
             const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100);
             const Weight o = place_random(op, type, outputs, cols, 11);
@@ -73,7 +71,7 @@ TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
 /// Eight rows at a time, and the last of them.
 TEST(DecodeRow1, rows_by_eights_have_the_bits_that_each_has_alone) {
     RT_GPU_ONLY();
-    for (const WeightKind& type : {WeightKind{DType::q4_0}, WeightKind{DType::iq3_s}, WeightKind{DType::iq2_xs}, kInt4})
+    for (const WeightKind& type : {WeightKind{DType::q4_0}, WeightKind{DType::iq3_s}, WeightKind{DType::iq2_xs}})
         for (const int64_t cols : {kLagunaHidden, int64_t{8192}}) {
             OpContext op(1, int64_t{32} << 20);
             const int64_t outputs = fewer<int64_t>(kLagunaHidden, 100), n = fewer(19, 9);
@@ -107,7 +105,6 @@ struct LayerTypes {
     LayerTypes(DType up_type, DType down_type) : LayerTypes(up_type, down_type, up_type, down_type) {}
     LayerTypes(DType up_type, DType down_type, DType shared_up_type, DType shared_down_type)
         : up{up_type}, down{down_type}, shared_up{shared_up_type}, shared_down{shared_down_type} {}
-    explicit LayerTypes(const WeightKind& all) : up(all), down(all), shared_up(all), shared_down(all) {}
 };
 
 /// A sparse layer in the sizes of Laguna XS.2: 256 experts, of which sixteen differ.
@@ -157,8 +154,6 @@ TEST(DecodeRow1, sparse_layers_have_the_bits_of_the_general_kernels) {
         {DType::q2_k, DType::q3_k, DType::q4_k, DType::q6_k},
         {DType::iq3_s, DType::iq4_nl, DType::q5_k, DType::q5_k},
         {DType::iq2_xs, DType::q4_0, DType::q6_k, DType::iq4_xs},
-        LayerTypes(kInt4),
-        LayerTypes(kInt8),
     };
     for (const LayerTypes& types : brief<LayerTypes>(mixes, 4)) {
         const DType down_type = types.down.type;

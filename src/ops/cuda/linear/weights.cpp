@@ -167,13 +167,9 @@ RowFormat row_format(const Weight& w) {
         case DType::planes_q2_k:
             return RowFormat::q2_k;
         case DType::planes_int8:
-            return scaled(DType::f16, 32)     ? RowFormat::int8
-                   : scaled(DType::bf16, 128) ? RowFormat::int8_128
-                                              : RowFormat::none;
+            return scaled(DType::f16, 32) ? RowFormat::int8 : RowFormat::none;
         case DType::planes_int4:
-            return scaled(DType::f16, 32)     ? RowFormat::int4
-                   : scaled(DType::bf16, 128) ? RowFormat::int4_128
-                                              : RowFormat::none;
+            return scaled(DType::f16, 32) ? RowFormat::int4 : RowFormat::none;
         case DType::planes_levels:
             return scaled(DType::f16, 32) ? RowFormat::levels_f16
                    : scaled(DType::f32, 32)

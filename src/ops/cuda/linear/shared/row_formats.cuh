@@ -57,9 +57,7 @@ struct AnyFormat {
             RIPTIDE_FORMAT(q6_k)
             RIPTIDE_FORMAT(q2_k)
             RIPTIDE_FORMAT(int8)
-            RIPTIDE_FORMAT(int8_128)
             RIPTIDE_FORMAT(int4)
-            RIPTIDE_FORMAT(int4_128)
             RIPTIDE_FORMAT(iq3_s)
             RIPTIDE_FORMAT(levels_f16)
             RIPTIDE_FORMAT(levels_f32)
@@ -71,14 +69,11 @@ struct AnyFormat {
     }
 };
 
-template <RowFormat F>
-inline constexpr bool kBytes = F == RowFormat::int8 || F == RowFormat::int8_128;
-
-/// The activations of sub-block j for format F. kBytes: every other four lanes have the halves exchanged, here and in
+/// The activations of sub-block j for format F. int8: every other four lanes have the halves exchanged, here and in
 /// SharedRows::value(), so that eight lanes read different banks.
 template <RowFormat F>
 __device__ __forceinline__ KActs row_acts(const char* staged, int groups, int j) {
-    if constexpr (kBytes<F>) {
+    if constexpr (F == RowFormat::int8) {
         const int swap = j / 4 % 2;
         KActs x;
         x.lo = *reinterpret_cast<const uint4*>(staged + 16 * (swap * groups + j));
@@ -142,9 +137,6 @@ struct SharedRows {
         } else if constexpr (F == RowFormat::levels_f32 || F == RowFormat::iq3_s) {
             const float s = *reinterpret_cast<const float*>(plane(1) + 4 * index);
             return {s, s};
-        } else if constexpr (F == RowFormat::int8_128 || F == RowFormat::int4_128) {
-            const float s = scale_bits(DType::bf16, *reinterpret_cast<const uint16_t*>(plane(1) + index / 4 * 2));
-            return {s, s};
         } else if constexpr (F == RowFormat::levels_f32_16) {
             return *reinterpret_cast<const float2*>(plane(1) + 8 * index);
         } else {
@@ -170,11 +162,10 @@ struct SharedRows {
             } else if constexpr (F == RowFormat::levels_f32_16) {
                 return fmaf(by.y, static_cast<float>(s1), __fmul_rn(by.x, static_cast<float>(s0)));
             } else {
-                constexpr bool kNibbles = F == RowFormat::int4 || F == RowFormat::int4_128;
                 const auto sum = static_cast<float>(s0 + s1);
                 if constexpr (F == RowFormat::q5_k) return fmaf(-by.y, x.a, __fmul_rn(by.x, sum));
                 if constexpr (F == RowFormat::iq3_s) return __fmul_rn(by.x, fmaf(-15.0f, x.a, 2.0f * sum));  // exact
-                return __fmul_rn(by.x, kNibbles ? fmaf(-8.0f, x.a, sum) : sum);
+                return __fmul_rn(by.x, F == RowFormat::int4 ? fmaf(-8.0f, x.a, sum) : sum);
             }
         }
     }
@@ -185,7 +176,7 @@ struct SharedRows {
                                            uint32_t (&hi)[4]) const {
         constexpr DType kType = F == RowFormat::q5_k   ? DType::planes_q5_k
                                 : F == RowFormat::q2_k ? DType::planes_q2_k
-                                : kBytes<F>            ? DType::planes_int8
+                                : F == RowFormat::int8 ? DType::planes_int8
                                                        : DType::planes_int4;  // nibbles as they are
         constexpr bool kLevels =
             F == RowFormat::levels_f16 || F == RowFormat::levels_f32 || F == RowFormat::levels_f32_16;
@@ -193,7 +184,7 @@ struct SharedRows {
         if constexpr (F == RowFormat::q2_k) {
             const uint2 codes = *reinterpret_cast<const uint2*>(memory + 8 * index);
             raw[0] = codes.x, raw[1] = codes.y;
-        } else if constexpr (kBytes<F>) {
+        } else if constexpr (F == RowFormat::int8) {
             const int swap = index / 4 % 2;
             put_words(raw, 0, *reinterpret_cast<const uint4*>(memory + 32 * index + 16 * swap));
             put_words(raw, 4, *reinterpret_cast<const uint4*>(memory + 32 * index + 16 * (1 - swap)));

@@ -9,18 +9,15 @@
 
 namespace riptide::ops::cuda::decode {
 
-/// What a row of planes is made of. int8, int4: with an f16 scale for 32 columns; _128: with a bf16 one for 128.
-/// levels_*: by the type of the scales; those of _16 are one for 16 columns. iq3_s: as levels_f32, but its levels are 2
-/// u - 15, which need no table.
+/// What a row of planes is made of. levels_*: by the type of the scales; those of _16 are one for 16 columns. iq3_s: as
+/// levels_f32, but its levels are 2 u - 15, which need no table.
 enum class RowFormat : uint8_t {
     q4_k,
     q5_k,
     q6_k,
     q2_k,
     int8,
-    int8_128,
     int4,
-    int4_128,
     iq3_s,
     levels_f16,
     levels_f32,
@@ -54,10 +51,6 @@ RT_HD constexpr PlaneBytes plane_bytes(RowFormat format) {
             return {{64, 16, 0, 4}};
         case RowFormat::int8:
             return {{256, 16, 0, 0}};
-        case RowFormat::int8_128:
-            return {{256, 4, 0, 0}};
-        case RowFormat::int4_128:
-            return {{128, 4, 0, 0}};
         case RowFormat::iq3_s:
         case RowFormat::levels_f32:
             return {{128, 32, 0, 0}};
