@@ -162,8 +162,10 @@ class PrefixCache {
     };
     /// lengths: at which there may be checkpoints, ascending. Empty without a shared store that is usable.
     Wanted wanted(const PrefixRequest& request, std::span<const int64_t> lengths) const;
-    /// What to look for: the pages, then the ends.
+    /// What to look for: the ends. Their pages were written before them; one that has gone since fails the load.
     std::shared_ptr<SharedLookup> lookup_of(const Wanted& wanted) const;
+    /// This end is there, and so are most likely its pages: they need not be written again, fetched or not.
+    void found(const Wanted& wanted, const Wanted::End& end) const;
     /// Bytes of what `end` needs, and blocks of memory for it; null when it and `beside`, bytes that are on their way,
     /// are more than the host tier may hold.
     int64_t load_bytes(const Wanted& wanted, const Wanted::End& end) const;
@@ -229,6 +231,7 @@ class PrefixCache {
     void sink(std::vector<Record> down);
     Digest shared_name(const RecordKey& id) const;
     void share(Node& node, Checkpoint& checkpoint);
+    void share_anew();
 
     // prefix_tell.cpp
     void hear_tiers();
@@ -247,6 +250,7 @@ class PrefixCache {
     Digest weights_{};                                    // their name
     std::deque<std::pair<Node*, Checkpoint*>> unshared_;  // are to be written to `shared_`; of a page: null
     std::vector<Record> shared_next_;                     // on their way into host memory
+    int64_t shared_losses_ = 0;                           // of `shared_`, that are made good
     uint64_t forgotten_ = 0;                              // how often
     size_t page_rows_;
     std::string geometry_;  // SHA-256 of what the bytes of pages and checkpoints mean

@@ -19,6 +19,12 @@ void PrefixCache::use_shared(SharedStore* shared) {
     shared_ = shared;
     unshared_.clear();
     shared_next_.clear();
+    share_anew();
+}
+
+/// What is in memory goes to the store again when the next turn is published on top of it.
+void PrefixCache::share_anew() {
+    shared_losses_ = shared_ == nullptr ? 0 : shared_->losses();
     for (Node* node : all_nodes()) {
         node->shared = false;
         for (const auto& one : node->checkpoints) one->shared = false;
@@ -50,6 +56,7 @@ bool PrefixCache::share_some() {
     if (shared_ == nullptr) return false;
     shared_->reap();
     if (!shared_->usable()) return false;
+    if (unshared_.empty() && shared_next_.empty() && shared_->losses() != shared_losses_) share_anew();
     size_t given = 0;
     for (; given < shared_next_.size(); ++given) {
         Record& record = shared_next_[given];
@@ -98,9 +105,15 @@ PrefixCache::Wanted PrefixCache::wanted(const PrefixRequest& request, std::span<
 
 std::shared_ptr<SharedLookup> PrefixCache::lookup_of(const Wanted& wanted) const {
     auto lookup = std::make_shared<SharedLookup>();
-    for (const RecordKey& id : wanted.pages) lookup->names.push_back(shared_name(id));
     for (const Wanted::End& end : wanted.ends) lookup->names.push_back(shared_name(end.id));
     return lookup;
+}
+
+void PrefixCache::found(const Wanted& wanted, const Wanted::End& end) const {
+    if (wanted.time != forgotten_ || shared_ == nullptr) return;
+    std::vector<Digest> names;
+    for (size_t i = 0; i < end.pages; ++i) names.push_back(shared_name(wanted.pages[i]));
+    shared_->assume(names);
 }
 
 int64_t PrefixCache::load_bytes(const Wanted&, const Wanted::End& end) const {

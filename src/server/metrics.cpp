@@ -91,7 +91,7 @@ void shared_part(EngineFamilies& f) {
              &EngineStats::shared_ready);
     f.single("shared_fetching", "Requests whose state is looked for in the shared tier", "gauge",
              &EngineStats::fetching);
-    f.labelled("shared_requests_total", "Requests whose state was looked for there", "counter", "result",
+    f.labelled("shared_requests_total", "Requests whose state might lie there", "counter", "result",
                {{"fetched", &EngineStats::shared_fetched},
                 {"late", &EngineStats::shared_late},
                 {"slower", &EngineStats::shared_slower}});

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -57,6 +58,39 @@ class FakeConnection {
     const int fd_;
     std::string got_;
     bool gone_ = false;
+};
+
+/// What a kind of server holds and says, whoever asks.
+class FakeState {
+  public:
+    auto locked(const auto& what) {
+        const std::lock_guard lock(mutex_);
+        return what();
+    }
+    /// What is answered to questions of this kind, or of all ("*"), instead; "hang": nothing; "": the connection ends.
+    void say(const std::string& kind, const std::string& answer) {
+        locked([&] { instead_[kind] = answer; });
+    }
+    void be_well() {
+        locked([&] { instead_.clear(); });
+    }
+
+  protected:
+    /// Answers a question of this kind with what is to be said instead, else with reply(). False: to end the
+    /// connection.
+    bool write(FakeConnection& connection, const std::string& kind, const auto& reply) {
+        const std::string said = locked([&]() -> std::string {
+            for (const std::string& one : {kind, std::string("*")})
+                if (instead_.contains(one)) return instead_[one];
+            return reply();
+        });
+        if (said != "hang") connection.write(said);
+        return !said.empty() && said.find("Connection: close") == std::string::npos;
+    }
+
+  private:
+    std::mutex mutex_;
+    std::map<std::string, std::string> instead_;
 };
 
 /// `answer` reads one question of a connection and answers it; false: the connection is to be ended. It is called on

@@ -21,8 +21,12 @@ struct SharingWorld {
 
     SharingWorld(const std::string& folder, int32_t pages = 60, uint8_t weights = 1,
                  std::vector<StateSpec> specs = kBoth, const SealKey& key = fleet_key())
+        : SharingWorld(open_shared_place("dir:" + folder, 0), pages, weights, std::move(specs), key) {}
+    explicit SharingWorld(std::shared_ptr<SharedPlace> place, int32_t pages = 60, uint8_t weights = 1,
+                          std::vector<StateSpec> specs = kBoth, const SealKey& key = fleet_key())
         : world(pages, {.checkpoint_every = 16}, 1 << 20, "", 0, 4, std::move(specs)),
-          shared(open_shared_place("dir:" + folder, 0), key, [] {}) {
+          shared(
+              std::move(place), key, [] {}, std::chrono::milliseconds(20)) {
         world.cache->use_weights(weights_called(weights));
         world.cache->use_shared(&shared);
     }
@@ -39,11 +43,10 @@ struct SharingWorld {
         const auto lookup = world.cache->lookup_of(wanted);
         shared.look(lookup);
         EXPECT_TRUE(soon([&] { return lookup->done.load(); }));
-        const auto first = lookup->there.begin(), ends = first + std::ssize(wanted.pages);
-        const auto pages = static_cast<size_t>(std::find(first, ends, 0) - first);
+        EXPECT_EQ(lookup->names.size(), wanted.ends.size()) << "not of each page";
         for (size_t i = wanted.ends.size(); i > 0; --i) {
             const PrefixCache::Wanted::End& end = wanted.ends[i - 1];
-            if (ends[static_cast<ptrdiff_t>(i) - 1] == 0 || end.pages > pages) continue;
+            if (lookup->there[i - 1] == 0) continue;
             const auto load = world.cache->load_of(wanted, end);
             EXPECT_NE(load, nullptr);
             shared.load(load);
@@ -130,8 +133,59 @@ TEST(prefix_share, side_requests_and_what_is_evicted_before_it_is_written_leave_
     a.world.expect_exact();
 }
 
+TEST(prefix_share, what_a_place_has_lost_is_written_again_with_the_next_turn) {
+    std::mt19937 rng(46);
+    const auto place = std::make_shared<FakePlace>();
+    Conversation c = talk(rng, 0, 1, {22, 81, 11});
+    SharingWorld a(place);
+    a.world.turn(c);
+    a.share_all();
+    const size_t before = place->pieces.size();
+    place->set(FakePlace::Mood::fails);
+    EXPECT_TRUE(soon([&] {
+        const auto lookup = std::make_shared<SharedLookup>();
+        lookup->names = {Digest{}};
+        a.shared.look(lookup);
+        return !a.shared.usable();
+    }));
+    place->locked([&] { place->pieces.clear(); });
+    place->set(FakePlace::Mood::well);
+    EXPECT_TRUE(soon([&] { return a.shared.usable(); }));
+    say(c, rng, 30, 1000);
+    a.share_all();
+    a.world.turn(c);
+    a.share_all();
+    EXPECT_GT(place->pieces.size(), before);
+    SharingWorld b(place);
+    say(c, rng, 5, 1000);
+    EXPECT_EQ(b.fetch(c), 22 + 81 + 11 + 30);
+    EXPECT_EQ(b.world.turn(c).cached, 22 + 81 + 11 + 30);
+}
+
+TEST(prefix_share, what_is_there_but_not_worth_fetching_is_not_written_again) {
+    std::mt19937 rng(47);
+    const auto place = std::make_shared<FakePlace>();
+    Conversation c = talk(rng, 0, 1, {22, 81, 11});
+    SharingWorld a(place), b(place);
+    a.world.turn(c);
+    a.share_all();
+    EXPECT_GT(a.shared.stats().written, 25);
+    say(c, rng, 5, 1000);
+    const PrefixSalt salt = salt_of(c.user);
+    const PrefixCache::Wanted wanted = b.world.cache->wanted({salt, c.tokens, c.ends, c.session}, c.ends);
+    const auto lookup = b.world.cache->lookup_of(wanted);
+    b.shared.look(lookup);
+    EXPECT_TRUE(soon([&] { return lookup->done.load(); }));
+    EXPECT_EQ(lookup->there, std::vector<char>(3, 1));
+    b.world.cache->found(wanted, wanted.ends.back());
+    EXPECT_EQ(b.world.turn(c).cached, 0);
+    b.share_all();
+    EXPECT_GE(b.shared.stats().written, 1);
+    EXPECT_LE(b.shared.stats().written, 3) << "what is new";
+}
+
 // Files vanish as the folder's evictor takes them: any set of them.
-TEST(prefix_share, holes_in_the_folder_make_shorter_prefixes_never_wrong_ones) {
+TEST(prefix_share, holes_in_the_folder_make_misses_never_wrong_prefixes) {
     std::mt19937 rng(45);
     const Folder folder;
     Conversation c = talk(rng, 0, 1, {22, 81, 11, 64, 3});

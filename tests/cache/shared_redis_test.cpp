@@ -19,23 +19,12 @@ constexpr size_t kRedisTestPart = size_t{4} << 20;
 std::string redis_bulk(const std::string& text) { return fmt::format("${}\r\n{}\r\n", text.size(), text); }
 
 /// As much of Redis as is asked for.
-class FakeRedis {
+class FakeRedis : public FakeState {
   public:
     explicit FakeRedis(std::string password = "") : password_(std::move(password)) {}
 
     std::string address() const { return fmt::format("redis://127.0.0.1:{}", server.port()); }
     std::shared_ptr<SharedPlace> place() const { return open_shared_place(address(), 0); }
-    auto locked(const auto& what) {
-        const std::lock_guard lock(mutex_);
-        return what();
-    }
-    /// What is answered to questions that begin with this word, instead; "hang": nothing; "": the connection ends.
-    void say(const std::string& word, const std::string& answer) {
-        locked([&] { instead_[word] = answer; });
-    }
-    void be_well() {
-        locked([&] { instead_.clear(); });
-    }
 
     std::map<std::string, std::string> values;  // with locked()
     std::vector<Words> asked;
@@ -51,19 +40,15 @@ class FakeRedis {
             connection.bytes(2);
         }
         if (connection.gone() || words.empty()) return false;
-        const std::string said = locked([&] { return reply(words); });
-        if (said != "hang") connection.write(said);
-        return !said.empty();
+        locked([&] { asked.push_back(words); });
+        return write(connection, words[0], [&] { return reply(words); });
     }
     std::string reply(const Words& words) {
-        asked.push_back(words);
-        for (const std::string& word : {words[0], std::string("*")})
-            if (instead_.contains(word)) return instead_[word];
         if (words[0] == "AUTH") return words.back() == password_ ? "+OK\r\n" : "-WRONGPASS invalid password\r\n";
         if (words[0] == "SELECT") return words[1] == "3" ? "+OK\r\n" : "-ERR DB index is out of range\r\n";
         const auto found = values.find(words[1]);
-        if (words[0] == "GET") return found == values.end() ? "$-1\r\n" : redis_bulk(found->second);
-        if (words[0] == "GETRANGE") return redis_bulk(found == values.end() ? "" : found->second.substr(0, 32));
+        if (words[0] == "GETRANGE")
+            return redis_bulk(found == values.end() ? "" : found->second.substr(0, std::stoull(words[3]) + 1));
         if (words[0] == "EXPIRE") return ":1\r\n";
         if (words[0] == "DEL") return fmt::format(":{}\r\n", values.erase(words[1]));
         if (words[0] != "SET") return "-ERR unknown command\r\n";
@@ -72,8 +57,6 @@ class FakeRedis {
     }
 
     const std::string password_;
-    std::mutex mutex_;
-    std::map<std::string, std::string> instead_;
 
   public:
     FakeServer server{[this](FakeConnection& connection) { return answer(connection); }};
@@ -167,7 +150,11 @@ TEST_F(shared_redis, a_long_piece_lies_in_parts_of_one_writer) {
         return place->get(redis_name(1), got);
     };
     EXPECT_EQ(spoil([](std::string& value) { value.pop_back(); }), Status::missing);
-    EXPECT_EQ(spoil([](std::string& value) { value += "xx"; }), Status::missing);
+    EXPECT_EQ(redis_sizes(*place, {1}), std::vector<int64_t>{-1}) << "nobody else looks for the rest in vain";
+    EXPECT_EQ(other->put(redis_name(1), theirs), Status::done);
+    EXPECT_EQ(spoil([](std::string& value) { value += std::string(1 << 20, 'x'); }), Status::missing);
+    EXPECT_EQ(other->put(redis_name(1), theirs), Status::done);
+    EXPECT_EQ(place->get(redis_name(1), got), Status::done);
     redis.locked([&] { std::erase_if(redis.values, [](const auto& one) { return one.first.ends_with(":1"); }); });
     EXPECT_EQ(place->get(redis_name(1), got), Status::missing);
 }
@@ -183,7 +170,6 @@ TEST_F(shared_redis, values_that_are_no_pieces_are_missing) {
         redis.locked([&] { redis.values["rk1:" + redis_name(1)] = value; });
         EXPECT_EQ(redis_gets(*place, 1), Status::missing) << value.substr(0, 40);
     }
-    redis.say("GET", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
     redis.say("GETRANGE", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
     EXPECT_EQ(redis_gets(*place, 1), Status::missing);
     EXPECT_EQ(redis_sizes(*place, {1, 2}), (std::vector<int64_t>{-1, -1}));
@@ -202,6 +188,9 @@ TEST_F(shared_redis, what_a_server_refuses_fails_and_is_told_once_where_somebody
          at + "is full and keeps what it has: set maxmemory-policy allkeys-lru"},
         {"-READONLY You can't write against a read only replica.\r\n",
          at + "can only be read: it is a replica of another"},
+        {"-DENIED Redis is running in protected mode because protected mode is enabled\r\n",
+         at + "is in protected mode: give it a password (requirepass)"},
+        {"-ERR max number of clients reached\r\n", at + "has as many clients as it takes (maxclients)"},
         {"-MOVED 3999 127.0.0.1:6381\r\n", at + "is a cluster, which is not supported"},
     };
     for (const auto& [answer, problem] : kRefusals) {
@@ -242,11 +231,23 @@ TEST_F(shared_redis, what_is_no_answer_fails_and_the_next_question_has_a_new_con
         EXPECT_EQ(redis_puts(*place, 1), Status::done) << answer.substr(0, 40);
         EXPECT_EQ(redis_gets(*place, 1), Status::done) << answer.substr(0, 40);
     }
+    // An answer that nobody asked for, behind one in the same packet, is not the next one's.
+    redis.say("EXPIRE", ":1\r\n$1000\r\n" + std::string(1000, 'x') + "\r\n");
+    EXPECT_EQ(redis_gets(*place, 1), Status::done);
+    redis.be_well();
+    EXPECT_EQ(redis_sizes(*place, {1}), std::vector<int64_t>{1000});
+    const int connections = redis.server.connections();
+    for (const char* word : {"GETRANGE", "SET"}) redis.say(word, "-BUSY\r\n");
+    EXPECT_EQ(redis_gets(*place, 1), Status::failed);
+    EXPECT_EQ(redis_puts(*place, 1), Status::failed);
+    redis.be_well();
+    EXPECT_EQ(redis_gets(*place, 1), Status::done);
+    EXPECT_EQ(redis.server.connections(), connections + 2) << "an error ends the connection";
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10))
         << "announced lengths are not believed";
     redis.server.end_connections();  // as when it is started anew
     EXPECT_EQ(redis_sizes(*place, {1}), std::vector<int64_t>{1000});
-    redis.say("GET", "$1032\r\nhalf of it");
+    redis.say("GETRANGE", "$1032\r\nhalf of it");
     redis.say("EXPIRE", "");
     EXPECT_EQ(redis_gets(*place, 1), Status::failed);
 }
@@ -278,6 +279,16 @@ TEST_F(shared_redis, a_password_opens_it_and_is_never_told) {
     EXPECT_EQ(redis_gets(*open("redis://me:p@ss/w:rd@" + host + "/3"), 1), Status::done);
     EXPECT_EQ(redis.locked([&] { return redis.asked[redis.asked.size() - 4]; }), (Words{"AUTH", "me", "p@ss/w:rd"}));
     EXPECT_EQ(redis_gets(*open("redis://" + host, "p@ss/w:rd"), 1), Status::done);
+    EXPECT_EQ(redis_gets(*open("redis://me:@" + host, "p@ss/w:rd"), 1), Status::done);
+    EXPECT_EQ(redis.locked([&] { return redis.asked[redis.asked.size() - 3]; }), (Words{"AUTH", "me", "p@ss/w:rd"}));
+    const auto crowded = open("redis://:p%40ss%2Fw:rd@" + host + "/3");
+    for (const char* word : {"AUTH", "SELECT"}) {
+        redis.say(word, "-ERR max number of clients reached\r\n");
+        EXPECT_EQ(redis_gets(*crowded, 1), Status::failed);
+        redis.be_well();
+    }
+    EXPECT_EQ(crowded->problem(), "redis://" + host + "/3: has as many clients as it takes (maxclients)");
+    EXPECT_EQ(crowded->problem(), "");
     const auto wrong = open("redis://:secret@" + host);
     EXPECT_EQ(redis_gets(*wrong, 1), Status::failed);
     EXPECT_EQ(redis_gets(*wrong, 1), Status::failed);
@@ -304,7 +315,8 @@ TEST_F(shared_redis, addresses_are_checked_and_their_passwords_are_not_in_errors
     for (const char* address :
          {"redis://", "redis://:6379", "redis://h:0", "redis://h:65536", "redis://h:x", "redis://h/x", "redis://h/1/2",
           "redis://u:secret@", "redis://u:secret@h:x", "redis://secret@h", "redis+unix://", "redis+unix://u:secret@h",
-          "rediss://u:secret@h", "http://u:secret@h/"}) {
+          "rediss://u:secret@h", "http://u:secret@h/", "http:u:secret@h", "redis:u:secret@h", "redis://h:x?secret",
+          "redis://u:secret?x@h:x"}) {
         EXPECT_NE(error(address), "") << address;
         EXPECT_EQ(error(address).find("secret"), std::string::npos) << address;
     }

@@ -20,23 +20,12 @@ struct S3Asked {
 };
 
 /// As much of S3 as is asked for; signatures are for tools/shared_cache_test.py to check.
-class FakeS3 {
+class FakeS3 : public FakeState {
   public:
     std::string endpoint() const { return fmt::format("http://127.0.0.1:{}", server.port()); }
     std::shared_ptr<SharedPlace> place() const {
         return open_shared_place("s3://bucket/kv/one?endpoint=" + endpoint(), 0,
                                  {.s3_id = "ID", .s3_secret = "SECRET", .s3_token = "TO/K+=N"});
-    }
-    auto locked(const auto& what) {
-        const std::lock_guard lock(mutex_);
-        return what();
-    }
-    /// What is answered to this method, or to "*", instead; "hang": nothing; "": the connection ends.
-    void say(const std::string& method, const std::string& answer) {
-        locked([&] { instead_[method] = answer; });
-    }
-    void be_well() {
-        locked([&] { instead_.clear(); });
     }
     std::map<std::string, std::string> objects;  // with locked()
     std::vector<S3Asked> asked;
@@ -56,17 +45,13 @@ class FakeS3 {
         if (one.headers.contains("expect")) connection.write("HTTP/1.1 100 Continue\r\n\r\n");
         if (one.headers.contains("content-length"))
             one.body = connection.bytes(std::stoull(one.headers["content-length"]));
-        const std::string said = locked([&] { return reply(one); });
-        if (said != "hang") connection.write(said);
-        return !said.empty() && said.find("Connection: close") == std::string::npos;
+        locked([&] { asked.push_back(one); });
+        return write(connection, one.method, [&] { return reply(one); });
     }
     static std::string http(const std::string& status, int64_t length, const std::string& body = "") {
         return fmt::format("HTTP/1.1 {}\r\nContent-Length: {}\r\n\r\n{}", status, length, body);
     }
     std::string reply(const S3Asked& one) {
-        asked.push_back(one);
-        for (const std::string& method : {one.method, std::string("*")})
-            if (instead_.contains(method)) return instead_[method];
         const auto found = objects.find(one.path);
         if (one.method == "PUT") {
             objects[one.path] = one.body;
@@ -79,9 +64,6 @@ class FakeS3 {
         objects.erase(one.path);
         return "HTTP/1.1 204 No Content\r\n\r\n";
     }
-
-    std::mutex mutex_;
-    std::map<std::string, std::string> instead_;
 
   public:
     FakeServer server{[this](FakeConnection& connection) { return answer(connection); }};
@@ -150,7 +132,7 @@ TEST_F(shared_s3, what_a_server_refuses_fails_and_is_told_once_where_somebody_mu
     for (const auto& [status, word] :
          std::map<std::string, std::string>{{"403 Forbidden", "refuses what is asked (403)"},
                                             {"301 Moved", "is the bucket in region us-east-1?"},
-                                            {"400 Bad Request", "answers 400"},
+                                            {"400 Bad Request", "AWS_SESSION_TOKEN"},
                                             {"500 Internal Server Error", ""},
                                             {"503 Slow Down", ""},
                                             {"206 Partial Content", ""}}) {
@@ -231,6 +213,12 @@ TEST_F(shared_s3, addresses_and_keys_are_checked) {
           "s3://b/p?x=1", "s3://b?region=", "s3://b?region=A", "s3://b?endpoint=ftp://h", "s3://b?endpoint=http://",
           "s3://b?endpoint=http://h/p", "s3://b?endpoint=http://u:p@h", "s3:b"})
         EXPECT_NE(error(address, key), "") << address;
+    for (const char* address : {"s3://u:hush@b", "s3://b?endpoint=http://u:hush@h", "s3://b?secret=hush",
+                                "s3://b?endpoint=http%3A//u:hush%40h", "s3://u:p@hush@B?x=1", "s3:u:hush@b",
+                                "s3://b?endpoint=u:hush@h:1", "s3://b?endpoint=hush@h:1"}) {
+        EXPECT_NE(error(address, key), "") << address;
+        EXPECT_EQ(error(address, key).find("hush"), std::string::npos) << error(address, key);
+    }
     EXPECT_NE(error("s3://b", {}).find("AWS_ACCESS_KEY_ID"), std::string::npos);
     EXPECT_NE(error("s3://b", {.s3_id = "ID"}).find("AWS_SECRET_ACCESS_KEY"), std::string::npos);
     EXPECT_NE(error("s3://b", {.s3_id = "ID", .s3_secret = "S", .s3_endpoint = "h:1"}).find("h:1"), std::string::npos);

@@ -24,7 +24,10 @@ TEST(shared_store, what_one_replica_puts_another_reads) {
     EXPECT_EQ(b.read(all), std::string(200, 'y'));
     EXPECT_EQ(b.read({1000}), "n");
     EXPECT_EQ(b.read({}), "");
+    EXPECT_EQ(b.store.lookup_seconds(), 0) << "of one lookup nobody tells";
     EXPECT_EQ(b.found({}), "");
+    EXPECT_EQ(b.found({6}), "y");
+    EXPECT_EQ(b.found({8}), "y");
     EXPECT_GT(b.store.read_rate(), 0);
     EXPECT_GT(b.store.lookup_seconds(), 0);
     const SharedStore::Stats wrote = a.store.stats(), read = b.store.stats();
@@ -244,7 +247,7 @@ TEST(shared_store, nobody_waits_for_a_place_that_hangs) {
     for (const SharedPiece& piece : load->pieces) EXPECT_FALSE(piece.there);
 }
 
-TEST(shared_store, answers_that_come_too_late_turn_it_off_and_quick_ones_do_not) {
+TEST(shared_store, answers_that_come_too_late_do_not_turn_it_off_and_silence_does) {
     const auto place = std::make_shared<FakePlace>();
     Replica a(place);
     for (int i = 0; i < 5; ++i) {
@@ -253,16 +256,67 @@ TEST(shared_store, answers_that_come_too_late_turn_it_off_and_quick_ones_do_not)
         EXPECT_EQ(a.found({1}), "n");  // in time
         EXPECT_TRUE(a.store.usable());
     }
-    for (int i = 0; i < 3; ++i) {
-        EXPECT_TRUE(a.store.usable());
+    for (int i = 0; i < 5; ++i) {
         place->set(Mood::hangs);
         const auto lookup = a.look({1});
+        EXPECT_TRUE(a.until([&] { return place->hang() == 1; }));
         a.store.give_up();
+        std::this_thread::sleep_for(10ms);
         place->set(Mood::well);
         EXPECT_TRUE(a.until([&] { return lookup->done.load(); }));
+        EXPECT_TRUE(a.store.usable()) << i;
     }
+    EXPECT_GE(a.store.lookup_seconds(), 0.01) << "by which the owner may know";
+    place->set(Mood::hangs);
+    const auto lookup = a.look({1});
+    for (int i = 0; i < 3; ++i) a.store.give_up();
+    EXPECT_FALSE(a.store.usable());
+    EXPECT_TRUE(lookup->done && lookup->failed);
+    place->set(Mood::well);
     EXPECT_TRUE(a.until([&] { return a.store.usable(); }));  // the place answers its own question
-    EXPECT_EQ(a.store.stats().gave_up, 13);
+    EXPECT_EQ(a.store.stats().gave_up, 18);
+}
+
+TEST(shared_store, what_may_have_been_lost_is_counted_and_no_longer_known) {
+    const auto place = std::make_shared<FakePlace>();
+    Replica a(place);
+    a.put(0);
+    ASSERT_TRUE(a.flush());
+    EXPECT_EQ(a.store.losses(), 0);
+    // A write that fails: when the next is well.
+    place->set(Mood::full);
+    a.put(1);
+    ASSERT_TRUE(a.flush());
+    EXPECT_EQ(a.store.losses(), 0) << "the place takes nothing yet";
+    place->set(Mood::well);
+    a.put(2);
+    ASSERT_TRUE(a.flush());
+    EXPECT_EQ(a.store.losses(), 1);
+    EXPECT_TRUE(a.store.known(record(0).id.name));
+    EXPECT_FALSE(a.store.known(record(1).id.name));
+    // A place that was away.
+    place->set(Mood::fails);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(a.found({9}), "failed");
+    EXPECT_FALSE(a.store.usable());
+    EXPECT_EQ(a.store.losses(), 1);
+    place->set(Mood::well);
+    EXPECT_TRUE(a.until([&] { return a.store.usable(); }));
+    EXPECT_EQ(a.store.losses(), 2);
+    EXPECT_FALSE(a.store.known(record(0).id.name));
+}
+
+TEST(shared_store, what_lies_behind_a_record_that_is_missing_is_written_again) {
+    const auto place = std::make_shared<FakePlace>();
+    Replica a(place);
+    for (uint32_t i = 0; i < 20; ++i) a.put(i);
+    ASSERT_TRUE(a.flush());
+    place->locked([&] { place->pieces.clear(); });
+    std::vector<uint32_t> all(20);
+    for (uint32_t i = 0; i < 20; ++i) all[i] = i;
+    EXPECT_EQ(a.read(all), std::string(20, 'n'));
+    for (uint32_t i = 0; i < 20; ++i) a.put(i);
+    ASSERT_TRUE(a.flush());
+    EXPECT_EQ(a.read(all), std::string(20, 'y'));
 }
 
 TEST(shared_store, crowds_of_loads_with_cancels_and_damage_give_right_bytes_or_none) {

@@ -1,6 +1,7 @@
 // How long a request waits for what other replicas have: never longer than is worth it.
 #include "engine/loop/fetch_queue.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <limits>
 #include <thread>
@@ -15,7 +16,9 @@ class GatedPlace : public SharedPlace {
   public:
     std::vector<int64_t> sizes(std::span<const std::string> names) override {
         if (!pass(looks)) return {};
+        ++answered;
         const std::lock_guard lock(mutex);
+        most_names = std::max(most_names.load(), names.size());
         std::vector<int64_t> out;
         for (const std::string& name : names)
             out.push_back(pieces.contains(name) ? std::ssize(pieces.at(name)) : int64_t{-1});
@@ -25,6 +28,7 @@ class GatedPlace : public SharedPlace {
         if (!pass(gets)) return Status::failed;
         const std::lock_guard lock(mutex);
         const auto found = pieces.find(name);
+        if (lose_first.exchange(false)) return Status::missing;
         if (found == pieces.end() || found->second.size() != to.size()) return Status::missing;
         std::copy(found->second.begin(), found->second.end(), to.begin());
         return Status::done;
@@ -45,6 +49,9 @@ class GatedPlace : public SharedPlace {
         gets += more_gets;
         more.notify_all();
     }
+    std::atomic<bool> lose_first = false;  // the next piece is missing
+    std::atomic<size_t> most_names = 0;    // of one question
+    std::atomic<int64_t> answered = 0;     // looks
 
   private:
     bool pass(int64_t& left) {
@@ -146,6 +153,39 @@ TEST_F(FetchQueueTest, a_place_that_is_silent_costs_a_twentieth_of_reading_and_a
     EXPECT_EQ(cached(), 0);
 }
 
+TEST_F(FetchQueueTest, a_place_whose_answers_come_too_late_is_asked_for_long_prompts_only) {
+    for (RequestId id = 1; id <= 3; ++id) {
+        ASSERT_TRUE(add(id));
+        std::this_thread::sleep_for(std::chrono::milliseconds(60));
+        EXPECT_EQ(queue->take_ready(50'000).size(), 1U);
+        const int64_t answers = place->answered.load();
+        place->let(1, 0);
+        EXPECT_TRUE(wait_until([&] { return place->answered.load() == answers + 1; }));
+    }
+    EXPECT_TRUE(wait_until([&] { return shared.lookup_seconds() > 0; }));
+    EXPECT_EQ(queue->stats().late, 3);
+    EXPECT_FALSE(add(4)) << "it would not answer in time";
+    EXPECT_EQ(queue->stats().slower, 1);
+    EXPECT_TRUE(shared.usable());
+    reading = 1e4;
+    EXPECT_TRUE(add(5));
+}
+
+TEST_F(FetchQueueTest, a_lookup_is_of_checkpoints_and_a_page_that_has_gone_ends_the_fetch) {
+    ASSERT_TRUE(add());
+    place->let(kMany, kMany);
+    place->lose_first = true;
+    EXPECT_TRUE(comes_back(0));
+    EXPECT_LE(place->most_names, 64U);
+    EXPECT_EQ(queue->stats().fetched, 0);
+    EXPECT_EQ(shared.stats().misses, 1);
+    EXPECT_EQ(cached(), 0);
+    back.clear();
+    ASSERT_TRUE(add());
+    EXPECT_TRUE(comes_back(0));
+    EXPECT_EQ(cached(), 600);
+}
+
 TEST_F(FetchQueueTest, a_fetch_that_would_end_later_than_reading_is_given_up) {
     ASSERT_TRUE(add());
     place->let(1, 3);  // of 151 records
@@ -167,6 +207,7 @@ TEST_F(FetchQueueTest, what_takes_longer_to_fetch_than_to_read_is_left_there) {
     ASSERT_GT(shared.read_rate(), 0);
     back.clear();
     world.cache->flush();
+    EXPECT_EQ(shared.lookup_seconds(), 0) << "one late answer of a busy machine is no slow place";
     reading = 1e-9;
     ASSERT_TRUE(add());
     EXPECT_TRUE(comes_back(0));

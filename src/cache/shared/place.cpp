@@ -17,9 +17,15 @@ void SharedPlace::tell(const std::string& problem) {
 }
 
 std::string without_password(std::string_view address) {
-    const size_t begin = address.find("://"), end = address.rfind('@');
-    if (begin == std::string_view::npos || end == std::string_view::npos || end < begin) return std::string(address);
-    return std::string(address.substr(0, begin + 3)).append(address.substr(end + 1));
+    const size_t colon = address.find(':');
+    if (colon == std::string_view::npos || address.find('/') < colon || address.starts_with("dir:"))
+        return std::string(address);  // a folder
+    if (address.starts_with("s3:"))
+        address = address.substr(0, address.find('?'));  // an endpoint there may have a user
+    const size_t kind = address.substr(colon + 1).starts_with("//") ? colon + 3 : colon + 1,
+                 end = address.rfind('@') + 1;
+    std::string_view rest = address.substr(std::max(kind, end));  // without @ the end is 0
+    return std::string(address.substr(0, end > 0 && end < kind ? 0 : kind)).append(rest.substr(0, rest.find('?')));
 }
 
 std::shared_ptr<SharedPlace> open_shared_place(std::string_view address, int64_t budget, const SharedAccess& access) {

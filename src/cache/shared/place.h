@@ -55,7 +55,7 @@ struct SharedAccess {
 /// time. Servers keep to bounds of their own.
 std::shared_ptr<SharedPlace> open_shared_place(std::string_view address, int64_t budget,
                                                const SharedAccess& access = {});
-/// The address without the user and password in it.
+/// The address without the user and password in it, and what stands behind a question mark.
 std::string without_password(std::string_view address);
 
 /// The kinds, each in a file of its own. `address` is whole.

@@ -34,8 +34,9 @@ using RedisClock = std::chrono::steady_clock;
 constexpr size_t kRedisPart = size_t{4} << 20, kRedisHead = 32, kRedisLine = 65536;
 constexpr std::string_view kRedisKept = "86400";  // seconds
 constexpr timeval kRedisConnect{.tv_sec = 0, .tv_usec = 200'000};
-constexpr std::chrono::seconds kRedisAnswer{2};  // of a lookup, and of each part
-constexpr size_t kMostRedisLinks = 8;            // that are kept
+constexpr std::chrono::seconds kRedisAnswer{2};  // of a lookup, and of each part; a new connection has as much before
+constexpr std::string_view kRedisCrowded = "ERR max number of clients";
+constexpr size_t kMostRedisLinks = 8;  // that are kept
 
 struct RedisAddress {
     std::string shown, host, socket, user, password, database;
@@ -57,6 +58,8 @@ class RedisLink {
         context_.reset(at.socket.empty() ? redisConnectWithTimeout(at.host.c_str(), at.port, kRedisConnect)
                                          : redisConnectUnixWithTimeout(at.socket.c_str(), kRedisConnect));
         lost_ = context_ == nullptr || context_->err != 0;
+        // So that a server which has gone without a word is noticed; a lookup does not depend on it.
+        if (!lost_ && at.socket.empty()) redisEnableKeepAlive(context_.get());
     }
     bool lost() const { return lost_; }
     /// Why it could not connect.
@@ -64,7 +67,7 @@ class RedisLink {
     /// Nothing is to be expected, and nothing came.
     bool quiet() const {
         pollfd one{.fd = context_->fd, .events = POLLIN, .revents = 0};
-        return !lost_ && owed_ == 0 && ::poll(&one, 1, 0) == 0;
+        return !lost_ && owed_ == 0 && context_->reader->len == context_->reader->pos && ::poll(&one, 1, 0) == 0;
     }
     /// All that is asked from now on is to be answered by then.
     void set_deadline(RedisClock::time_point until) { until_ = until; }
@@ -96,7 +99,7 @@ void RedisLink::ask(std::initializer_list<std::string_view> words) {
         bytes.push_back(word.size());
     }
     char* command = nullptr;
-    const int size = redisFormatCommandArgv(&command, static_cast<int>(at.size()), at.data(), bytes.data());
+    const auto size = redisFormatCommandArgv(&command, static_cast<int>(at.size()), at.data(), bytes.data());
     if (size < 0) throw std::bad_alloc();
     const std::unique_ptr<char, decltype(&redisFreeCommand)> owner(command, redisFreeCommand);
     to_send_.append(command, static_cast<size_t>(size));
@@ -134,7 +137,7 @@ bool RedisLink::receive(size_t most) {
 }
 
 RedisReply RedisLink::answer(size_t most) {
-    lost_ = lost_ || !send_all();
+    const bool sent = !lost_ && send_all();  // else what the server said before it ended the connection may be here
     redisReader& reader = *context_->reader;
     void* reply = nullptr;
     while (!lost_ && reply == nullptr) {
@@ -146,6 +149,7 @@ RedisReply RedisLink::answer(size_t most) {
         const bool odd = reader.ridx == -1 && std::strchr("+-:$", reader.buf[reader.pos]) == nullptr;
         lost_ = odd || redisReaderGetReply(&reader, &reply) != REDIS_OK || (reply == nullptr && !receive(most));
     }
+    lost_ = lost_ || !sent;
     --owed_;
     return RedisReply(static_cast<redisReply*>(reply));
 }
@@ -190,6 +194,7 @@ class RedisPlace final : public SharedPlace {
     Status status_of(const redisReply* reply, int expected);
     Status read(RedisLink& link, const std::string& key, size_t bytes, RedisReply& reply);
     Status write(RedisLink& link, const std::string& key, std::string_view value);
+    static void remove(RedisLink& link, const std::string& name);
 
     const RedisAddress address_;
     std::atomic<uint64_t> next_;
@@ -224,10 +229,12 @@ RedisPlace::Link RedisPlace::connected() {
     const RedisReply known = authenticates ? link->answer(0) : nullptr;
     const RedisReply selected = selects ? link->answer(0) : nullptr;
     // What the server says of it may hold the password, and is not told.
-    if (known != nullptr && known->type == REDIS_REPLY_ERROR && !text_of(*known).starts_with("LOADING"))
-        tell(fmt::format("{}: does not take the password", address_.shown));
-    else if (selected != nullptr && selected->type == REDIS_REPLY_ERROR && text_of(*selected).starts_with("ERR"))
-        tell(fmt::format("{}: has no database {}", address_.shown, address_.database));
+    const auto refused = [](const RedisReply& reply) {
+        if (reply == nullptr || reply->type != REDIS_REPLY_ERROR) return false;
+        return text_of(*reply).starts_with("ERR ") && !text_of(*reply).starts_with(kRedisCrowded);
+    };
+    if (refused(known)) tell(fmt::format("{}: does not take the password", address_.shown));
+    else if (refused(selected)) tell(fmt::format("{}: has no database {}", address_.shown, address_.database));
     const bool well = (!authenticates || status_of(known.get(), REDIS_REPLY_STATUS) == Status::done) &&
                       (!selects || status_of(selected.get(), REDIS_REPLY_STATUS) == Status::done);
     return well ? std::move(link) : nullptr;
@@ -244,12 +251,14 @@ SharedPlace::Status RedisPlace::status_of(const redisReply* reply, int expected)
     if (reply->type == expected) return Status::done;
     if (reply->type == REDIS_REPLY_NIL) return Status::missing;
     if (reply->type != REDIS_REPLY_ERROR) return Status::failed;
-    const std::string_view text = text_of(*reply), code = text.substr(0, text.find(' '));
-    if (code == "WRONGTYPE") return Status::missing;
+    const std::string_view text = text_of(*reply);
+    if (text.starts_with("WRONGTYPE")) return Status::missing;
     constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
         {"NOAUTH", "wants a password"},
         {"WRONGPASS", "does not take the password"},
-        {"NOPERM", "does not let this user do GET, GETRANGE, SET, EXPIRE and DEL of rk1:*"},
+        {"DENIED", "is in protected mode: give it a password (requirepass)"},
+        {kRedisCrowded, "has as many clients as it takes (maxclients)"},
+        {"NOPERM", "does not let this user do GETRANGE, SET, EXPIRE and DEL of rk1:*"},
         {"OOM", "is full and keeps what it has: set maxmemory-policy allkeys-lru"},
         {"READONLY", "can only be read: it is a replica of another"},
         {"MISCONF", "takes nothing while it cannot save to its disk: set save ''"},
@@ -257,7 +266,7 @@ SharedPlace::Status RedisPlace::status_of(const redisReply* reply, int expected)
         {"CROSSSLOT", "is a cluster, which is not supported"},
     };
     for (const auto& [known, meaning] : kMeanings)
-        if (code == known) tell(fmt::format("{}: {}", address_.shown, meaning));
+        if (text.starts_with(known)) tell(fmt::format("{}: {}", address_.shown, meaning));
     return Status::failed;
 }
 
@@ -281,7 +290,7 @@ std::vector<int64_t> RedisPlace::sizes(std::span<const std::string> names) {
 /// Done: `reply` is a value of so many bytes, which is kept for another day.
 SharedPlace::Status RedisPlace::read(RedisLink& link, const std::string& key, size_t bytes, RedisReply& reply) {
     link.set_deadline(RedisClock::now() + kRedisAnswer);
-    link.ask({"GET", key});
+    link.ask({"GETRANGE", key, "0", std::to_string(bytes)});  // a byte more, by which a value that is too long is known
     link.ask({"EXPIRE", key, kRedisKept});
     reply = link.answer(bytes);
     const RedisReply kept = link.answer(0);  // or not: a replica that can only be read says no
@@ -303,8 +312,9 @@ SharedPlace::Status RedisPlace::get(const std::string& name, std::span<std::byte
         const auto part = to.subspan(at, std::min(kRedisPart, to.size() - at));
         status = read(*link, part_key(name, head->number, at / kRedisPart), part.size(), reply);
         if (status == Status::done) std::memcpy(part.data(), reply->str, part.size());
+        if (status == Status::missing) remove(*link, name);  // else it would be found for as long as it is asked for
     }
-    give(std::move(link));
+    if (status != Status::failed) give(std::move(link));
     return status;
 }
 
@@ -325,17 +335,21 @@ SharedPlace::Status RedisPlace::put(const std::string& name, std::span<const std
     if (status == Status::done)
         status = write(*link, key_of(name),
                        fmt::format("{:016x}{}", text.size(), number).append(text.substr(0, kRedisPart)));
-    give(std::move(link));
+    if (status == Status::done) give(std::move(link));
     return status;
 }
 
 /// What lies under other keys goes with its day.
+void RedisPlace::remove(RedisLink& link, const std::string& name) {
+    link.set_deadline(RedisClock::now() + kRedisAnswer);
+    link.ask({"DEL", key_of(name)});
+    link.answer(0);
+}
+
 void RedisPlace::erase(const std::string& name) {
     Link link = take();
     if (link == nullptr) return;
-    link->set_deadline(RedisClock::now() + kRedisAnswer);
-    link->ask({"DEL", key_of(name)});
-    link->answer(0);
+    remove(*link, name);
     give(std::move(link));
 }
 
@@ -355,7 +369,7 @@ std::shared_ptr<SharedPlace> open_redis_place(std::string_view address, const Sh
         RT_CHECK(colon != std::string_view::npos, ErrorKind::usage, "{}: what is in front of @ is no USER:PASSWORD",
                  at.shown);
         at.user = percent_decoded(user.substr(0, colon));
-        at.password = percent_decoded(user.substr(colon + 1));
+        if (colon + 1 < user.size()) at.password = percent_decoded(user.substr(colon + 1));
         rest = rest.substr(user_end + 1);
     }
     int64_t number = 0;

@@ -27,7 +27,7 @@ using S3Clock = std::chrono::steady_clock;
 constexpr size_t kS3AtOnce = 16, kMostS3Links = 8;
 constexpr long kS3ConnectMs = 1000, kS3ContinueMs = 300;
 constexpr std::chrono::milliseconds kS3Answer{2000};
-constexpr int64_t kS3LeastRate = 10'000'000;  // bytes a second, from when it has answered
+constexpr int64_t kS3LeastRate = 10'000'000;  // bytes a second, for which it has so much longer
 
 struct S3Address {
     std::string shown, endpoint, region = "us-east-1", bucket, front;  // front: of all that is asked for
@@ -48,6 +48,10 @@ class S3Request {
         set(CURLOPT_PROTOCOLS_STR, "http,https");
         set(CURLOPT_USERAGENT, "riptide");
         set(CURLOPT_NOSIGNAL, 1L);
+        set(CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));  // a connection for each that is under way
+#if LIBCURL_VERSION_NUM >= 0x075700
+        set(CURLOPT_QUICK_EXIT, 1L);  // who ends a request does not wait for a name that is looked up
+#endif
         set(CURLOPT_CONNECTTIMEOUT_MS, kS3ConnectMs);
         set(CURLOPT_EXPECT_100_TIMEOUT_MS, kS3ContinueMs);
         set(CURLOPT_PRIVATE, this);
@@ -145,6 +149,10 @@ class S3Place final : public SharedPlace {
     explicit S3Place(S3Address address) : address_(std::move(address)) {
         static const CURLcode ready = curl_global_init(CURL_GLOBAL_DEFAULT);
         RT_CHECK(ready == CURLE_OK, ErrorKind::system, "libcurl cannot be started");
+        const std::unique_ptr<CURL, void (*)(CURL*)> easy(curl_easy_init(), curl_easy_cleanup);
+        const CURLcode signs = curl_easy_setopt(easy.get(), CURLOPT_AWS_SIGV4, "aws:amz:us-east-1:s3");
+        RT_CHECK(signs == CURLE_OK, ErrorKind::unavailable, "{}: this libcurl does not sign (AWS_SIGV4): {}",
+                 address_.shown, curl_easy_strerror(signs));
     }
     std::vector<int64_t> sizes(std::span<const std::string> names) override;
     Status get(const std::string& name, std::span<std::byte> to) override;
@@ -235,8 +243,8 @@ SharedPlace::Status S3Place::status_of(const S3Request& request) {
                         address_.shown, status));
     if (status == 404 && puts) tell(fmt::format("{}: there is no such bucket", address_.shown));
     if ((status >= 300 && status < 400) || status == 400)
-        tell(fmt::format("{}: the server answers {}: is the bucket in region {}?", address_.shown, status,
-                         address_.region));
+        tell(fmt::format("{}: the server answers {}: is the bucket in region {}?{}", address_.shown, status,
+                         address_.region, status == 400 ? " Is AWS_SESSION_TOKEN the key's, and still valid?" : ""));
     if (status == 404) return puts ? Status::failed : Status::missing;
     if (status != 200 && status != 204) return Status::failed;
     if (request.kind() != S3Request::Kind::get) return request.code() == CURLE_OK ? Status::done : Status::failed;
@@ -284,14 +292,14 @@ bool is_plain(std::string_view text, std::string_view others) {
 
 std::shared_ptr<SharedPlace> open_s3_place(std::string_view address, const SharedAccess& access) {
     const size_t question = std::min(address.find('?'), address.size());
-    S3Address at{.shown = std::string(address.substr(0, question)), .endpoint = access.s3_endpoint};
+    S3Address at{.shown = without_password(address), .endpoint = access.s3_endpoint};
     if (!access.s3_region.empty()) at.region = access.s3_region;
-    std::string_view place = std::string_view(at.shown).substr(5), query = address.substr(question);
+    std::string_view place = address.substr(0, question).substr(5), query = address.substr(question);
     while (!query.empty()) {
         const size_t end = std::min(query.find('&', 1), query.size()), equals = std::min(query.find('='), end);
         const std::string_view what = query.substr(1, std::max<size_t>(equals, 1) - 1);
         RT_CHECK(equals < end && (what == "region" || what == "endpoint"), ErrorKind::usage,
-                 "{}: only region=... and endpoint=... may stand behind ?", address);
+                 "{}: only region=... and endpoint=... may stand behind ?", at.shown);
         (what == "region" ? at.region : at.endpoint) = percent_decoded(query.substr(equals + 1, end - equals - 1));
         query = query.substr(end);
     }
@@ -308,7 +316,7 @@ std::shared_ptr<SharedPlace> open_s3_place(std::string_view address, const Share
     const size_t host = at.endpoint.starts_with("http://") ? 7 : at.endpoint.starts_with("https://") ? 8 : 0;
     RT_CHECK(host > 0 && at.endpoint.size() > host && at.endpoint.find_first_of("/?#@", host) == std::string::npos,
              ErrorKind::usage, "{}: '{}' is no endpoint, expected http://HOST:PORT or https://HOST", at.shown,
-             at.endpoint);
+             without_password(at.endpoint));
     RT_CHECK(!access.s3_id.empty() && !access.s3_secret.empty(), ErrorKind::usage,
              "{}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set", at.shown);
     at.id = access.s3_id;

@@ -1,11 +1,13 @@
 // What a SharedStore and its threads share.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -46,6 +48,8 @@ class LatestNames {
     std::deque<Digest> order_;
 };
 
+constexpr double kLatelySeconds = 60;
+
 /// A quotient of sums in which each addition counts half of the one after it.
 class LatelyMean {
   public:
@@ -58,8 +62,26 @@ class LatelyMean {
     double value() const { return weight_ > 0 && seconds_since(at_) < kLatelySeconds ? amount_ / weight_ : 0; }
 
   private:
-    static constexpr double kLatelySeconds = 60;
     double amount_ = 0, weight_ = 0;
+    ShareClock::time_point at_;
+};
+
+/// The least of the last three amounts, so that a machine which is busy now and then is not taken for a slow place.
+class LatelyLeast {
+  public:
+    void add(double amount) {
+        last_[added_++ % std::size(last_)] = amount;
+        at_ = ShareClock::now();
+    }
+    /// 0: there were fewer, or none in the last minute.
+    double value() const {
+        const bool any = added_ >= std::size(last_) && seconds_since(at_) < kLatelySeconds;
+        return any ? *std::min_element(std::begin(last_), std::end(last_)) : 0;
+    }
+
+  private:
+    double last_[3] = {};
+    size_t added_ = 0;
     ShareClock::time_point at_;
 };
 
@@ -108,7 +130,7 @@ struct LookupAsk {
 
 struct LoadAsk {
     std::shared_ptr<SharedLoad> load;  // null: it has ended
-    ShareClock::time_point asked, started;
+    ShareClock::time_point started;
     size_t next = 0;  // the first piece that nobody has begun
     int reading = 0;  // pieces that are being read
     int pinned = 0;   // of these: whose blocks a thread touches now
@@ -150,11 +172,14 @@ struct SharedStore::State {
     bool stop = false, news = false;
     bool off = false;                               // the place has failed
     int failures = 0, late = 0, failed_writes = 0;  // in a row
-    ShareClock::time_point ask_at, gave_up_at, write_at;
+    ShareClock::time_point ask_at, write_at, known_since = ShareClock::now();
     std::string problem;  // the place's, for the owner
     LatestNames known;
+    int64_t losses = 0;      // SharedStore::losses
+    bool unwritten = false;  // something was not written since a write was well
     RejectedNames rejected;
-    LatelyMean rate, lookup_time;
+    LatelyMean rate;
+    LatelyLeast lookup_time;
     Stats stats;
 
     State(std::shared_ptr<SharedPlace> at, const SealKey& with, std::function<void()> hear,
@@ -166,7 +191,8 @@ struct SharedStore::State {
     void not_answered();
     void failed_once();
     void gave_up();
-    void answered(ShareClock::time_point asked);
+    void answered() { failures = late = 0; }
+    void know_nothing();
     void settle(LookupAsk& ask, bool failed);
     void settle(LoadAsk& ask);
     void settle_all();

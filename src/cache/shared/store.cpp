@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kSharedReaders = 4;
 constexpr std::chrono::seconds kLastWait{1};
+constexpr std::chrono::hours kKnownFor{12};  // where records go that nobody has used for a day
 
 }  // namespace
 
@@ -76,7 +77,7 @@ void SharedStore::look(std::shared_ptr<SharedLookup> lookup) {
 
 void SharedStore::load(std::shared_ptr<SharedLoad> load) {
     const std::lock_guard lock(state_->mutex);
-    state_->loads.push_back(std::make_shared<LoadAsk>(LoadAsk{std::move(load), ShareClock::now(), {}}));
+    state_->loads.push_back(std::make_shared<LoadAsk>(LoadAsk{std::move(load), {}}));
     state_->settle_all();
     state_->to_read.notify_all();
 }
@@ -93,6 +94,7 @@ bool SharedStore::put_later(const Digest& name, int32_t tag, std::vector<HostByt
     if (state_->off || ShareClock::now() < state_->write_at ||
         (state_->pending_bytes > 0 && state_->pending_bytes + bytes > kMostPending)) {
         ++state_->stats.dropped;
+        state_->unwritten = true;
         return false;
     }
     state_->known.insert(name);
@@ -105,6 +107,17 @@ bool SharedStore::put_later(const Digest& name, int32_t tag, std::vector<HostByt
 bool SharedStore::known(const Digest& name) const {
     const std::lock_guard lock(state_->mutex);
     return state_->known.has(name);
+}
+
+void SharedStore::assume(std::span<const Digest> names) {
+    const std::lock_guard lock(state_->mutex);
+    for (const Digest& name : names) state_->known.insert(name);
+}
+
+int64_t SharedStore::losses() const {
+    const std::lock_guard lock(state_->mutex);
+    if (ShareClock::now() - state_->known_since > kKnownFor) state_->know_nothing();
+    return state_->losses;
 }
 
 int64_t SharedStore::pending_bytes() const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,10 +45,10 @@ struct SharedLoad {
 /// cut, changed, sealed with another key) is a miss that is counted. A record that is there but not what it should be
 /// is erased once, and its name is not asked for again for ten minutes.
 ///
-/// When the place fails three times in a row, or whoever asked gave up three times in a row, the store is not usable()
-/// until the place answers a question of the store's own quickly; it asks every five seconds. Until then lookups and
-/// loads fail at once. Writes that fail three times in a row are not tried for as long: a place that is full or
-/// read-only can still be read.
+/// When the place fails three times in a row, or whoever asked gave up three times while it answered nothing, the store
+/// is not usable() until the place answers a question of the store's own quickly; it asks every five seconds. Until
+/// then lookups and loads fail at once. Writes that fail three times in a row are not tried for as long: a place that
+/// is full or read-only can still be read.
 ///
 /// All functions are for one thread, the owner's: blocks of memory may only be given back there, in reap(). No thread
 /// touches blocks while it waits for the place, so that one which hangs keeps none. The destructor writes what is left,
@@ -87,13 +88,18 @@ class SharedStore {
     bool put_later(const Digest& name, int32_t tag, std::vector<HostBytes> parts);
     /// Whether a record was written, read or found there lately: most likely it still is.
     bool known(const Digest& name) const;
+    /// Takes these for known: what was written behind them is there.
+    void assume(std::span<const Digest> names);
+    /// Changes when records that were put may not be there: some were not written and others now are, the place is
+    /// back, or half a day has gone. known() of most of them is false then, and they should be put again.
+    int64_t losses() const;
     /// Payload bytes of records that are not written yet.
     int64_t pending_bytes() const;
     /// Gives back the memory of what has ended.
     void reap();
     /// Bytes a second of the loads of the last minute; 0: there were none.
     double read_rate() const;
-    /// Seconds that a lookup of the last minute took; 0: none was answered.
+    /// Seconds that the quickest of the last three lookups took; 0: there were fewer, or none in the last minute.
     double lookup_seconds() const;
     Stats stats() const;
     /// What somebody must see to at the place (SharedPlace::problem), once; "": nothing new.

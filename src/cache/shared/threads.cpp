@@ -40,7 +40,7 @@ void SharedStore::State::turn_off() {
 void SharedStore::State::not_answered() {
     ++stats.errors;
     if (!problem.empty()) return;  // nobody has heard of the last
-    problem = place->problem();
+    problem = answer_or(std::string(), [&] { return place->problem(); });
     news = news || !problem.empty();
 }
 
@@ -51,15 +51,15 @@ void SharedStore::State::failed_once() {
 
 void SharedStore::State::gave_up() {
     ++stats.gave_up;
-    gave_up_at = ShareClock::now();
     if (++late >= kFailuresInARow && !off) turn_off();
     settle_all();
 }
 
-/// A question that came after the owner gave up last is not the one that it gave up.
-void SharedStore::State::answered(ShareClock::time_point asked) {
-    failures = 0;
-    if (asked > gave_up_at) late = 0;
+/// Whatever was there may have gone.
+void SharedStore::State::know_nothing() {
+    known = {};
+    known_since = ShareClock::now();
+    ++losses;
 }
 
 void SharedStore::State::settle(LookupAsk& ask, bool failed) {
@@ -125,22 +125,29 @@ void SharedStore::State::read(Lock& lock) {
     }
 }
 
+/// The first question may have to make a connection; how long the second takes is the place's.
 void SharedStore::State::ask_whether_well(Lock& lock) {
-    const auto asked = ShareClock::now();
+    auto asked = ShareClock::now();
     if (asked < ask_at) {
         to_read.wait_until(lock, ask_at);
         return;
     }
     ask_at = asked + ask_again;  // another thread asks again if this one hangs
     lock.unlock();
-    const std::string name = to_hex(Digest{});
-    const bool answer = answer_or(false, [&] { return !place->sizes({&name, 1}).empty(); });
+    const bool answer = answer_or(false, [&] {
+        const std::string name = to_hex(Digest{});
+        if (place->sizes({&name, 1}).empty()) return false;
+        asked = ShareClock::now();
+        return !place->sizes({&name, 1}).empty();
+    });
     lock.lock();
     if (!answer) not_answered();
     if (!off || !answer || ShareClock::now() - asked > kQuickAnswer) return;
     off = false;
-    failures = late = 0;
-    rate = lookup_time = {};
+    answered();
+    rate = {};
+    lookup_time = {};
+    know_nothing();
 }
 
 void SharedStore::State::look(Lock& lock, LookupAsk& ask) {
@@ -162,8 +169,8 @@ void SharedStore::State::look(Lock& lock, LookupAsk& ask) {
     }
     settle(ask, !answer);
     if (!answer) return failed_once();
-    answered(ask.asked);
-    lookup_time.add(seconds_since(ask.asked), 1);
+    answered();
+    lookup_time.add(seconds_since(ask.asked));
 }
 
 void SharedStore::State::read_piece(Lock& lock, const std::shared_ptr<LoadAsk>& ask, RecordBuffer& buffer) {
@@ -181,7 +188,7 @@ void SharedStore::State::read_piece(Lock& lock, const std::shared_ptr<LoadAsk>& 
             return place->get(sealed_name(key, name), sealed);
         });
         lock.lock();
-        if (status != SharedPlace::Status::failed) answered(ask->asked);
+        if (status != SharedPlace::Status::failed) answered();
     }
     const bool wanted = ask->load != nullptr && !ask->load->cancel && !stop;
     const bool held = status == SharedPlace::Status::done;
@@ -199,6 +206,8 @@ void SharedStore::State::read_piece(Lock& lock, const std::shared_ptr<LoadAsk>& 
     if (status == SharedPlace::Status::done) return;  // nobody wants it
     ++stats.misses;
     known.erase(name);
+    // What comes behind it is not read, and may be missing as well.
+    for (size_t i = ask->next; wanted && i < ask->load->pieces.size(); ++i) known.erase(ask->load->pieces[i].name);
     if (!held || rejected.has(name)) return;
     ++stats.rejected;
     rejected.insert(name);
@@ -267,11 +276,13 @@ void SharedStore::State::write(Lock& lock) {
             ++stats.written;
             stats.bytes_written += one.bytes;
             failed_writes = 0;
+            if (std::exchange(unwritten, false)) ++losses;
             continue;
         }
         not_answered();
         if (news) to_read.notify_one();
         known.erase(one.name);
+        unwritten = true;
         if (++failed_writes < kFailuresInARow) continue;
         write_at = ShareClock::now() + ask_again;
         drop_writes();
@@ -284,6 +295,7 @@ void SharedStore::State::drop_writes() {
         known.erase(one.name);
         pending_bytes -= one.bytes;
         ++stats.dropped;
+        unwritten = true;
     }
     writes.clear();
 }

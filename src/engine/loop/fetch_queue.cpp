@@ -45,6 +45,10 @@ bool FetchQueue::add(std::unique_ptr<Job>& job, int64_t vocab, int64_t now_us) {
     if (ends.empty() || ends.back().length - fetch.wanted.held < kLeastTokens) return false;
     fetch.read_seconds = read_seconds_(ends.back().length - fetch.wanted.held);
     if (fetch.read_seconds == 0) fetch.read_seconds = kUnknownSeconds;
+    if (1e6 * store_.lookup_seconds() > static_cast<double>(longest_wait(fetch.read_seconds))) {
+        ++stats_.slower;
+        return false;
+    }
     fetch.lookup = prefix_.lookup_of(fetch.wanted);
     store_.look(fetch.lookup);
     fetch.begun_us = now_us;
@@ -59,13 +63,11 @@ bool FetchQueue::add(std::unique_ptr<Job>& job, int64_t vocab, int64_t now_us) {
 bool FetchQueue::begin_load(Fetch& fetch) {
     if (fetch.lookup->failed) return false;
     const std::vector<char>& there = fetch.lookup->there;
-    const size_t all = fetch.wanted.pages.size();
-    const auto pages =
-        static_cast<size_t>(std::find(there.begin(), there.begin() + static_cast<ptrdiff_t>(all), 0) - there.begin());
-    const auto& ends = fetch.wanted.ends;
-    for (size_t i = ends.size(); i > 0 && fetch.end == nullptr; --i)
-        if (there[all + i - 1] != 0 && ends[i - 1].pages <= pages) fetch.end = &ends[i - 1];
-    const int64_t tokens = fetch.end == nullptr ? 0 : fetch.end->length - fetch.wanted.held;
+    const auto last = std::find(there.rbegin(), there.rend(), 1);
+    if (last == there.rend()) return false;
+    fetch.end = &fetch.wanted.ends[static_cast<size_t>(there.rend() - last) - 1];
+    prefix_.found(fetch.wanted, *fetch.end);
+    const int64_t tokens = fetch.end->length - fetch.wanted.held;
     if (tokens < kLeastTokens) return false;
     const double reading = read_seconds_(tokens), rate = store_.read_rate();
     if (reading > 0) fetch.read_seconds = reading;

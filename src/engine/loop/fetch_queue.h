@@ -14,9 +14,9 @@ namespace riptide {
 
 /// A request waits here before the scheduler sees it, and no longer than is worth it: the place must have answered
 /// within a twentieth of the time that reading the prompt would take (10 ms at least), and from then on the fetch must
-/// be on its way to end before 1.5 times that time. What was fetched lies in the host tier then, where attach finds it;
-/// else the prompt is read. Of several requests that want the same one fetches, and all together fetch no more at a
-/// time than the host tier may hold.
+/// be on its way to end before 1.5 times that time. A place that has not answered so quickly lately is not asked. What
+/// was fetched lies in the host tier then, where attach finds it; else the prompt is read. Of several requests that
+/// want the same one fetches, and all together fetch no more at a time than the host tier may hold.
 ///
 /// All functions are for the engine's thread; none waits.
 class FetchQueue {
@@ -24,7 +24,7 @@ class FetchQueue {
     struct Stats {
         int64_t fetched = 0, tokens = 0;  // requests whose state came, and tokens of it
         int64_t late = 0;                 // requests that went on without
-        int64_t slower = 0;               // whose state was there, but reading the prompt is faster
+        int64_t slower = 0;               // whose state would come, or be found, later than is worth it
     };
 
     /// `read_seconds(tokens)`: of a prompt's tokens; 0: nobody knows yet.
