@@ -531,10 +531,7 @@ def main():
     finally:
         shutil.rmtree(work)
         shutil.rmtree(fleet.work, ignore_errors=True)
-    for line in fleet.skipped:
-        print(f"skipped: {line}")
-    print(f"{fleet.checks} checks of what a fleet bears, {len(fleet.failures)} failed")
-    return 1 if fleet.failures else 0
+    return fleet.told("what a fleet bears")
 
 
 if __name__ == "__main__":

@@ -199,10 +199,7 @@ def main():
     finally:
         for path in (secret, faults.work, fleet.work):
             shutil.rmtree(path, ignore_errors=True)
-    for line in fleet.skipped:
-        print(f"skipped: {line}")
-    print(f"{fleet.checks} checks of conversations that move, {len(fleet.failures)} failed")
-    return 1 if fleet.failures else 0
+    return fleet.told("conversations that move")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,14 @@ def expect(condition, what):
         print(f"FAILED {what}")
 
 
+def told(what):
+    """What was skipped and how many checks failed; the exit code."""
+    for line in skipped:
+        print(f"skipped: {line}")
+    print(f"{checks} checks of {what}, {len(failures)} failed")
+    return 1 if failures else 0
+
+
 def wait_for(condition):
     until = time.monotonic() + PATIENCE
     while not (found := condition()) and time.monotonic() < until:
@@ -363,10 +371,7 @@ def main():
                 server.kill()
                 server.wait()
         shutil.rmtree(work)
-    for line in skipped:
-        print(f"skipped: {line}")
-    print(f"{checks} checks of three servers, {len(failures)} failed")
-    return 1 if failures else 0
+    return told("three servers")
 
 
 if __name__ == "__main__":

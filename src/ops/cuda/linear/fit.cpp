@@ -161,7 +161,7 @@ std::optional<int64_t> fit_row1_split(const Chip& chip, int64_t n, int64_t rows,
 
 namespace {
 
-std::optional<int64_t> planes_of(const Chip& chip, int64_t warps, int64_t fixed, int64_t bytes) {
+std::optional<int64_t> fit_planes(const Chip& chip, int64_t warps, int64_t fixed, int64_t bytes) {
     const int64_t shared = std::max<int64_t>(kRow1Large, fixed + kRow1Warps * bytes);
     if (shared > row1_limit(chip) || warps > int64_t{kRow1Warps} * chip.sms) return {};
     return shared;
@@ -170,11 +170,11 @@ std::optional<int64_t> planes_of(const Chip& chip, int64_t warps, int64_t fixed,
 }  // namespace
 
 std::optional<int64_t> fit_planes_whole(const Chip& chip, int64_t n, int64_t batches, int64_t bytes) {
-    return planes_of(chip, batches, n * staged_bytes(2048), bytes);
+    return fit_planes(chip, batches, n * staged_bytes(2048), bytes);
 }
 std::optional<int64_t> fit_planes_split(const Chip& chip, int64_t n, int64_t rows, int steps, int64_t bytes) {
     const int64_t values = int64_t{4} * steps * kRow1Threads * (n == 1 ? 1 : 2);
-    return planes_of(chip, rows, n * staged_bytes(1024 * steps) + values, bytes);
+    return fit_planes(chip, rows, n * staged_bytes(1024 * steps) + values, bytes);
 }
 int64_t planes_rows(const Chip& chip, int64_t cols, int64_t n, std::span<const Weight* const> weights, int64_t batch) {
     int64_t batches = 0, bytes = 0;

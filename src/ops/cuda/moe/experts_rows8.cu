@@ -349,7 +349,7 @@ auto down_kernel(int64_t tasks) {
 
 void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExpert& shared, const ActSource& x,
                    int64_t n, const ChooseHere& choose, Tensor& y, Tensor* residual) {
-    RT_ASSERT(x.kind == ActKind::staged && x.stride == kHiddenBytes && n <= kServedRows);
+    RT_ASSERT(x.kind == ActKind::staged && x.stride == kHiddenBytes && n <= SparseShape512::kRows8);
     const bool with_shared = shared.gate != nullptr;
     const LayerFormats formats = formats_of(weights, shared);
     const auto fit = fit_rows8(chip_of(*ctx.gpu), n, choose.route->top_k, formats);

@@ -9,7 +9,7 @@
 
 namespace riptide::ops::cuda::decode::few {
 
-constexpr int kMostRows = 16, kServedRows = 8, kRowSlots = 8, kMembers = 4;
+constexpr int kMostRows = 16, kRowSlots = 8, kMembers = 4;
 constexpr int kHidden = 2048, kFf = 512, kHiddenBytes = staged_bytes(kHidden), kFfBytes = staged_bytes(kFf);
 constexpr int kTiles = kFf / 32, kMostGroups = kMostRows8Groups, kLeastCtas = 128;
 

@@ -14,6 +14,7 @@ namespace riptide::ops::cuda::decode {
 struct SparseShape512 {
     static constexpr int kHidden = 2048, kFf = 512, kExperts = 256, kTopK = 8;
     static constexpr int kGroupRows = 8;  // that experts_grouped_sm80.cu multiplies at once
+    static constexpr int kRows8 = 8;      // that experts_rows8.cu takes in a launch
 };
 
 /// experts_row1_sm90.cu: the shared memory of gate and up, of experts and of the shared one.

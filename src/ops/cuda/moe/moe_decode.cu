@@ -434,7 +434,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     switch (choice.router) {
         case moe::Router::rows_norm: {
             auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
-            constexpr int64_t kEight = 8;
+            constexpr int64_t kEight = SparseShape512::kRows8;
             auto* listed = static_cast<uint64_t*>(
                 ctx.arena->allocate((n + kEight - 1) / kEight * kMostRows8Groups * int64_t{sizeof(uint64_t)}));
             const ChooseHere choose{&route, result.logits.row(0), keys, listed};

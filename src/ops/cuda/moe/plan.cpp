@@ -93,7 +93,7 @@ bool experts_row1(const SparseLayer& l) { return l.c.rows == 1 && words_law(l); 
 
 /// Any number of rows, by eights.
 bool rows8(const SparseLayer& l) {
-    constexpr int64_t kOutputs = 16, kMost = 8;  // of down, that a CTA has; rows
+    constexpr int64_t kOutputs = 16, kMost = S512::kRows8;  // of down, that a CTA has; rows
     const LayerFormats f = formats_of(*l.c.experts, l.c.shared);
     return l.mma() && l.c.rows >= 2 && l.down.rows % kOutputs == 0 && whole_rows(l, f) &&
            fit_rows8(l.c.chip, std::min(l.c.rows, kMost), l.c.top_k, f).has_value();

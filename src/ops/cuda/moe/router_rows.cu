@@ -138,8 +138,9 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
     if constexpr (Fused) row1_weights8(a.norm, threadIdx.x, weights);
     pdl_wait();
     const int row0 = blockIdx.y * kRows;
-    if (Fused && blockIdx.x == 0 && row0 % 8 == 0 && a.listed != nullptr && threadIdx.x < kMostRows8Groups)
-        a.listed[row0 / 8 * kMostRows8Groups + threadIdx.x] = ~uint64_t{0};
+    constexpr int kEight = SparseShape512::kRows8;
+    if (Fused && blockIdx.x == 0 && row0 % kEight == 0 && a.listed != nullptr && threadIdx.x < kMostRows8Groups)
+        a.listed[row0 / kEight * kMostRows8Groups + threadIdx.x] = ~uint64_t{0};
     const char* x = a.x + row0 * a.stride;
     int64_t stride = a.stride;
     if constexpr (Fused) {

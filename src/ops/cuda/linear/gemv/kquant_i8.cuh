@@ -331,6 +331,19 @@ __device__ __forceinline__ void row1_stage_floats(const float* x, const ActLayou
     }
 }
 
+/// n rows of x, int8 or floats, to staged ones, one behind the other, by the whole CTA of kRow1Threads. halves: see
+/// row1_stage_int8().
+template <int Cols>
+__device__ __forceinline__ void row1_stage_rows(const ActSource& x, int n, bool halves, char* staged) {
+#pragma unroll 1
+    for (int p = 0; p < n; ++p) {
+        const char* const from = x.rows + p * x.stride;
+        char* const to = staged + p * staged_bytes(Cols);
+        if (x.kind == ActKind::int8) row1_stage_int8<Cols / 32>(from, halves, to);
+        else row1_stage_floats<Cols / 8>(reinterpret_cast<const float*>(from), row1_layout(Cols), to);
+    }
+}
+
 __device__ __forceinline__ uint32_t warp_max(uint32_t v) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_max_sync(~0u, v);

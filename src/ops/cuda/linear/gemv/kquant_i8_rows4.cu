@@ -12,19 +12,6 @@ namespace {
 
 constexpr int kFewRows = 4;
 
-/// Rows of x to staged rows, kStride bytes apart, by the whole CTA.
-template <int Groups, int kStride>
-__device__ __forceinline__ void rows4_stage(const Row1MatmulArgs& a, char* staged) {
-#pragma unroll 1
-    for (int p = 0; p < a.n; ++p) {
-        const char* const from = a.x.rows + p * a.x.stride;
-        if (a.x.kind == ActKind::int8) row1_stage_int8<Groups>(from, a.any_q6 != 0, staged + p * kStride);
-        else
-            row1_stage_floats<4 * Groups>(reinterpret_cast<const float*>(from), row1_layout(32 * Groups),
-                                          staged + p * kStride);
-    }
-}
-
 /// int8 rows without the sums of halves, all of whose loads go out before the first store.
 template <int Groups, int kStride>
 __device__ __forceinline__ void rows4_stage_int8(const Row1MatmulArgs& a, char* staged) {
@@ -98,7 +85,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
             if (p < a.n) x[i].stage(norm, a.x.eps, u, partial[p], staged + p * kStride);
         }
     } else {
-        rows4_stage<Batch::kGroups, kStride>(a, staged);
+        row1_stage_rows<Batch::kCols>(a.x, a.n, a.any_q6 != 0, staged);
     }
     __syncthreads();
     if (batch.count == 0) return;
@@ -151,7 +138,7 @@ __global__ void __launch_bounds__(kRow1Threads, 1)
     const int at_lane = min(lane, a.n - 1) * m.rows + row;
     const float old = a.residual != nullptr && lane < a.n && warp < rows ? a.residual[at_lane] : 0.0f;
     if (a.x.kind == ActKind::int8) rows4_stage_int8<kGroups, kStride>(a, staged);
-    else rows4_stage<kGroups, kStride>(a, staged);
+    else row1_stage_rows<kCols>(a.x, a.n, a.any_q6 != 0, staged);
     __syncthreads();
     fetch.wait();
 #pragma unroll 1

@@ -30,18 +30,8 @@ struct PlanesArgs {
     float* residual;
 };
 
-/// The rows of x to staged ones, by the whole CTA, behind pdl_wait().
-template <int Cols>
-__device__ __forceinline__ void stage_rows_of(const PlanesArgs& a, int n, char* staged) {
-#pragma unroll 1
-    for (int p = 0; p < n; ++p) {
-        const char* const from = a.x.rows + p * a.x.stride;
-        char* const to = staged + p * staged_bytes(Cols);
-        if (a.x.kind == ActKind::int8) row1_stage_int8<Cols / 32>(from, true, to);
-        else row1_stage_floats<Cols / 8>(reinterpret_cast<const float*>(from), row1_layout(Cols), to);
-    }
-}
-/// The same, normalised; norm: the weights of this thread's columns. Two rows at a time, half a CTA each.
+/// The rows of x, normalised, to staged ones, behind pdl_wait(); norm: the weights of this thread's columns. Two rows
+/// at a time, half a CTA each.
 __device__ __forceinline__ void stage_normed(const PlanesArgs& a, int n, const float (&norm)[8],
                                              float (*partial)[kWarps], char* staged) {
     const int half = threadIdx.x / kThreads, u = threadIdx.x % kThreads;
@@ -89,7 +79,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2) planes_i8_whole_kernel(const 
     pdl_wait();
     pdl_trigger();  // see kquant_i8_whole_kernel
     if (normed) stage_normed(a, n, norm, partial, staged);
-    else stage_rows_of<kCols>(a, n, staged);
+    else row1_stage_rows<kCols>(a.x, n, true, staged);
     __syncthreads();
     if (count == 0) return;
 #pragma unroll 1
@@ -158,7 +148,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     pdl_trigger();  // see kquant_i8_whole_kernel
     if constexpr (Routed) begin_choice(*ahead.words);
     const float old = a.residual != nullptr && lane < n && warp < rows ? a.residual[lane * m.rows + row] : 0.0f;
-    stage_rows_of<kCols>(a, n, staged);
+    row1_stage_rows<kCols>(a.x, n, true, staged);
     if constexpr (Routed) {
         if (lane == 0) norm = __uint_as_float(load_weight32(ahead.norm + row));
         share.ask(ahead.router);
