@@ -115,12 +115,9 @@ SparseLayer& sparse_layer() {
 
 enum class Product { gate_up, down_q4_k, down_q6_k };
 
-enum class How { few, many, expanded };
-
-/// The experts' first or second product from their planes, the shared expert with them: decoded in one of the two
-/// kernels, or expanded to scratch for all experts at once and multiplied. TB/s: planes alone.
-void experts_from_planes(benchmark::State& state, Product which, How how) {
-    const bool decoded = how != How::expanded;
+/// The experts' first or second product from their planes, the shared expert with them: decoded in the
+/// kernel, or expanded to scratch for all experts at once and multiplied. TB/s: planes alone.
+void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
     SparseLayer& l = sparse_layer();
     Device& d = l.d;
     const ArenaScope scope(d.arena);
@@ -148,7 +145,6 @@ void experts_from_planes(benchmark::State& state, Product which, How how) {
         for (int64_t i = 0; i <= kTopK; ++i)
             to_bf16(*d.gpu, x, nullptr, 0, static_cast<uint16_t*>(a) + i * x.elements(), k, nullptr);
     }
-    job.kernel = how == How::few ? DecodingKernel::few : DecodingKernel::many;
     job.first[0] = &one[0], job.stride[0] = stride(one), job.shared[0] = &shared;
     if (first) job.first[1] = &l.experts.up[0], job.stride[1] = stride(l.experts.up), job.shared[1] = &l.up;
     void* y = d.arena.allocate(4 * slots * (first ? kWidth / 2 : kHidden));
@@ -267,11 +263,11 @@ int main(int argc, char** argv) {
     add_rows("gemm/dense_gate_up_8192x2048", product_swiglu, 8192, 2048);
     add_rows("gemm/experts_gate_up", product_experts, true);
     add_rows("gemm/experts_down", product_experts, false);
-    for (const How how : {How::few, How::many, How::expanded}) {
-        const std::string name = how == How::few ? "few" : how == How::many ? "many" : "expanded";
-        add_rows(("experts/gate_up_q4_k/" + name).c_str(), experts_from_planes, Product::gate_up, how);
-        add_rows(("experts/down_q4_k/" + name).c_str(), experts_from_planes, Product::down_q4_k, how);
-        add_rows(("experts/down_q6_k/" + name).c_str(), experts_from_planes, Product::down_q6_k, how);
+    for (const bool decoded : {true, false}) {
+        const std::string name = decoded ? "decoded" : "expanded";
+        add_rows(("experts/gate_up_q4_k/" + name).c_str(), experts_from_planes, Product::gate_up, decoded);
+        add_rows(("experts/down_q4_k/" + name).c_str(), experts_from_planes, Product::down_q4_k, decoded);
+        add_rows(("experts/down_q6_k/" + name).c_str(), experts_from_planes, Product::down_q6_k, decoded);
     }
     add_rows("dense/qkvg", dense_from_planes, true);
     add_rows("dense/o", dense_from_planes, false);

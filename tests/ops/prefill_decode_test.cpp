@@ -136,11 +136,11 @@ struct FakeMemory {
     Words2 read8(uint32_t from) const { return get<Words2>(from); }
     uint32_t read4(uint32_t from) const { return get<uint32_t>(from); }
     uint16_t read2(uint32_t from) const { return get<uint16_t>(from); }
-    /// A box of 128 rows as TMA brings it; `swizzle` bits of the 16-byte pieces' addresses, from bit 4, are turned by
+    /// A box as TMA brings it; `swizzle` bits of the 16-byte pieces' addresses, from bit 4, are turned by
     /// those from bit 7. Rows behind the last are zero.
-    void box(uint32_t to, const void* plane, int64_t row_bytes, int64_t rows, int64_t first, int64_t x, int box_bytes,
-             int swizzle) {
-        for (int r = 0; r < 128; ++r)
+    void box(uint32_t to, const void* plane, int64_t row_bytes, int64_t rows, int64_t first, int64_t x, int box_rows,
+             int box_bytes, int swizzle) {
+        for (int r = 0; r < box_rows; ++r)
             for (int c = 0; c < box_bytes; ++c) {
                 uint32_t at = static_cast<uint32_t>(r * box_bytes + c);
                 at ^= (at >> 7 & ((1u << swizzle) - 1)) << 4;
@@ -150,8 +150,8 @@ struct FakeMemory {
     }
 };
 
-/// Two matrices (one for RowOrder::f32) and the spans of one tile of them.
-template <DType T>
+/// Two matrices (one for RowOrder::f32) and the spans of one tile of them. S: Span.
+template <class S>
 class TileOfPlanes {
   public:
     TileOfPlanes(DType file_type, RowOrder order, int64_t rows, int64_t k, int n)
@@ -163,34 +163,35 @@ class TileOfPlanes {
             auto* base =
                 reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory_.back().data()) + 15) / 16 * 16);
             w_.push_back(place_on_host(owned_.back().w, plan, base));
-            EXPECT_EQ(w_.back().dtype, T);
+            EXPECT_EQ(w_.back().dtype, S::kType);
         }
     }
     int spans() const { return static_cast<int>(k_ / 256); }
     /// What TMA brings of a span, at 0.
     FakeMemory span(int span) const {
-        using S = Span<T>;
+        constexpr int kRows = S::kBoxRows;
         FakeMemory shared;
         for (int h = 0; h < 2; ++h) {
             const Weight& from = w_[swiglu_ ? static_cast<size_t>(h) : 0];
-            const int64_t row = swiglu_ ? n_ / 2 : n_ + 128 * h;
+            const int64_t row = swiglu_ ? n_ / 2 : n_ + kRows * h;
             const auto half = static_cast<uint32_t>(h);
-            shared.box(half * (S::kData / 2), from.data, k_ / 2, rows_, row, 128 * span, 128, 3);
-            shared.box(S::kAtScales + half * (S::kScales / 2), from.scales, k_ / 16, rows_, row, 16 * span, 16, 0);
+            shared.box(half * (S::kData / 2), from.data, k_ / 2, rows_, row, 128 * span, kRows, 128, 3);
+            shared.box(S::kAtScales + half * (S::kScales / 2), from.scales, k_ / 16, rows_, row, 16 * span, kRows, 16,
+                       0);
             if (S::kHigh > 0)
                 shared.box(S::kAtHigh + half * (S::kHigh / 2), from.high, k_ / 256 * S::kHighRow, rows_, row,
-                           S::kHighRow * span, S::kHighRow, S::kSixBits ? 2 : 0);
+                           S::kHighRow * span, kRows, S::kHighRow, S::kSixBits ? 2 : 0);
             if (S::kSixBits)
-                std::memcpy(shared.bytes.data() + S::kAtD + h * 128 * spans() * 2,
+                std::memcpy(shared.bytes.data() + S::kAtD + h * kRows * spans() * 2,
                             static_cast<const char*>(from.scales) + rows_ * spans() * 16 + row * spans() * 2,
-                            static_cast<size_t>(std::clamp<int64_t>(rows_ - row, 0, 128) * spans() * 2));
+                            static_cast<size_t>(std::clamp<int64_t>(rows_ - row, 0, kRows) * spans() * 2));
         }
         return shared;
     }
     /// Sixteen columns of a row as bf16.
     std::array<uint16_t, 16> expected(int which, int64_t row, int64_t col) const {
         float exact[16];
-        decode16<T>(w_[static_cast<size_t>(which)], row, col, exact);
+        decode16<S::kType>(w_[static_cast<size_t>(which)], row, col, exact);
         std::array<uint16_t, 16> bits;
         for (size_t i = 0; i < 16; ++i) bits[i] = f32_to_bf16(exact[i]);
         return bits;
@@ -207,34 +208,30 @@ class TileOfPlanes {
 
 bool same_value(uint16_t a, uint16_t b) { return a == b || (a | b) == 0x8000; }  // zeros of two signs
 
-/// The A fragments of all 512 threads, against the matrix.
-template <DType T, RowOrder kOrder>
+/// The A fragments of all threads that multiply, against the matrix.
+template <DType T, RowOrder kOrder, int kTileRows>
 void expect_fragments(DType file_type, int64_t rows, int64_t k, int n) {
-    using Place = FragmentPlace<kOrder>;
-    const TileOfPlanes<T> tile(file_type, kOrder, rows, k, n);
+    using Place = FragmentPlace<kOrder, kTileRows>;
+    using S = Span<T, kTileRows>;
+    const TileOfPlanes<S> tile(file_type, kOrder, rows, k, n);
     constexpr bool swiglu = Place::kPairs;
     int64_t seen = 0;
     for (int span = 0; span < tile.spans(); ++span) {
         FakeMemory shared = tile.span(span);
-        for (int thread = 0; thread < 512; ++thread) {
+        for (int thread = 0; thread < 2 * kTileRows; ++thread) {
             const Place place(thread);
-            EXPECT_EQ(place.row, Place(thread % 128).row + thread / 128 * Place::kGroup);
             const int t = thread % 4;
             for (int i = 0; i < 2; ++i) {
                 const int box_row = place.row + i * Place::kSecond, result = place.row + i * Place::kSecondColumn;
                 const int64_t row = (swiglu ? n / 2 : n) + result;
-                EXPECT_EQ(box_row, swiglu ? 128 * i + result : result);
+                EXPECT_EQ(box_row, swiglu ? S::kBoxRows * i + result : result);
                 if (row >= rows) continue;
-                const RowScales<T> scales = load_scales<T>(shared, 0, box_row, span, tile.spans());
+                const RowScales<T> scales = load_scales<S>(shared, 0, box_row, span, tile.spans());
                 for (int sub = 0; sub < 8; ++sub) {
                     const ShareWords words =
-                        load_share<T>(shared, share_at<T>(0, place.row, sub, t), i * Place::kSecond, t);
+                        load_share<S>(shared, share_at<S>(0, place.row, sub, t), i * Place::kSecond, t);
                     for (int half = 0; half < 2; ++half) {
-                        uint32_t six = 0;
-                        if (Span<T>::kSixBits)
-                            six =
-                                shared.read4(static_cast<uint32_t>(Span<T>::kAtScales + box_row * 16 + 4 * (sub / 2)));
-                        const Affine f = affine_of(scales, six, sub, half, scales.quick);
+                        const Affine f = affine_of(scales, scales.header.w[sub / 2], sub, half, scales.quick);
                         const uint32_t codes = share_codes<T>(words, t, half);
                         const Words2 got = scales.quick ? decode4<true>(codes, f) : decode4<false>(codes, f);
                         const auto expected = tile.expected(swiglu ? i : 0, row, 256 * span + 32 * sub + 16 * half);
@@ -251,19 +248,25 @@ void expect_fragments(DType file_type, int64_t rows, int64_t k, int n) {
         }
     }
     // Every value of the tile's rows once.
-    const int64_t first = swiglu ? n / 2 : n, most = swiglu ? 128 : 256;
+    const int64_t first = swiglu ? n / 2 : n, most = swiglu ? kTileRows / 2 : kTileRows;
     EXPECT_EQ(seen, std::min(most, rows - first) * (swiglu ? 2 : 1) * k);
 }
 
-TEST(PrefillDecode, makes_the_fragments_of_the_matrix) {
-    for (const int n : {0, 256}) {
-        expect_fragments<DType::planes_q4_k, RowOrder::f32>(DType::q4_k, 320, 512, n);
-        expect_fragments<DType::planes_q5_k, RowOrder::f32>(DType::q5_k, 320, 512, n);
-        expect_fragments<DType::planes_q6_k, RowOrder::f32>(DType::q6_k, 320, 512, n);
-        expect_fragments<DType::planes_q4_k, RowOrder::swiglu>(DType::q4_k, 320, 512, n);
-        expect_fragments<DType::planes_q5_k, RowOrder::swiglu>(DType::q5_k, 320, 512, n);
-        expect_fragments<DType::planes_q6_k, RowOrder::swiglu>(DType::q6_k, 320, 512, n);
+template <int kTileRows>
+void expect_all_fragments() {
+    for (const int n : {0, kTileRows}) {
+        expect_fragments<DType::planes_q4_k, RowOrder::f32, kTileRows>(DType::q4_k, 320, 512, n);
+        expect_fragments<DType::planes_q5_k, RowOrder::f32, kTileRows>(DType::q5_k, 320, 512, n);
+        expect_fragments<DType::planes_q6_k, RowOrder::f32, kTileRows>(DType::q6_k, 320, 512, n);
+        expect_fragments<DType::planes_q4_k, RowOrder::swiglu, kTileRows>(DType::q4_k, 320, 512, n);
+        expect_fragments<DType::planes_q5_k, RowOrder::swiglu, kTileRows>(DType::q5_k, 320, 512, n);
+        expect_fragments<DType::planes_q6_k, RowOrder::swiglu, kTileRows>(DType::q6_k, 320, 512, n);
     }
+}
+
+TEST(PrefillDecode, makes_the_fragments_of_the_matrix) {
+    expect_all_fragments<128>();
+    expect_all_fragments<256>();
 }
 
 }  // namespace

@@ -192,8 +192,7 @@ TEST(PrefillFp8, experts_multiply_their_own_slots) {
     problem.a = a.rows_on(op);
     problem.rows = slots;
     problem.k = static_cast<int>(k);
-    problem.plan = {upload(op, plan.row_first), upload(op, plan.tile_first), upload(op, plan.tile_expert), nullptr,
-                    experts - 1};
+    problem.plan = {upload(op, plan.row_first), upload(op, plan.tile_first), upload(op, plan.tile_expert), experts - 1};
     problem.experts = experts;
     problem.b[0] = down.matrix_on(op, width), problem.shared[0] = shared_down.matrix_on(op, width);
     problem.matrices = 1;

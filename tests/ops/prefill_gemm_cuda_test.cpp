@@ -239,12 +239,9 @@ void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts
             const std::vector<uint16_t> expected = download(op, first, all + 64);
             EXPECT_EQ(std::count(expected.begin(), expected.end() - 64, 0x7FC1), 0) << "left out";
             EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](uint16_t v) { return v != 0; }), all / 2);
-            for (const DecodingKernel kernel : {DecodingKernel::few, DecodingKernel::many}) {
-                uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
-                job.kernel = kernel;
-                gemm_decoding(*op.ctx.gpu, job, OutSwiglu{second, static_cast<int>(rows), stride});
-                EXPECT_EQ(download(op, second, all + 64), expected) << (kernel == DecodingKernel::few ? "few" : "many");
-            }
+            uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
+            gemm_decoding(*op.ctx.gpu, job, OutSwiglu{second, static_cast<int>(rows), stride});
+            EXPECT_EQ(download(op, second, all + 64), expected);
         } else {
             float* first = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
             OutF32 to_first;
@@ -253,15 +250,11 @@ void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts
             const std::vector<float> expected = download(op, first, all + 64);
             EXPECT_EQ(std::count(expected.begin(), expected.end() - 64, kUntouched), 0) << "left out";
             EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](float v) { return v != 0; }), all / 2);
-            for (const DecodingKernel kernel : {DecodingKernel::few, DecodingKernel::many}) {
-                float* second = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
-                OutF32 to_second;
-                to_second.add(second, 0, static_cast<int>(rows), stride);
-                job.kernel = kernel;
-                gemm_decoding(*op.ctx.gpu, job, to_second);
-                expect_same_bits(download(op, second, all + 64), expected,
-                                 kernel == DecodingKernel::few ? "few" : "many");
-            }
+            float* second = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
+            OutF32 to_second;
+            to_second.add(second, 0, static_cast<int>(rows), stride);
+            gemm_decoding(*op.ctx.gpu, job, to_second);
+            expect_same_bits(download(op, second, all + 64), expected, "decoded");
         }
     }
 }

@@ -54,7 +54,7 @@ inline constexpr float kUntouched = -12345.0f;
 
 /// Slots of experts, one after the other, as the device's plan has them.
 struct HostPlan {
-    std::vector<int32_t> row_first{0}, tile_first{0}, tile_expert, tile_by_rows;
+    std::vector<int32_t> row_first{0}, tile_first{0}, tile_expert;
     int experts;  // without the shared one, which comes last
     explicit HostPlan(const std::vector<int>& counts, bool shared = false)
         : experts(static_cast<int>(counts.size()) - (shared ? 1 : 0)) {
@@ -64,20 +64,9 @@ struct HostPlan {
             tile_first.push_back(tile_first.back() + tiles);
             tile_expert.insert(tile_expert.end(), static_cast<size_t>(tiles), static_cast<int32_t>(e));
         }
-        tile_by_rows.resize(static_cast<size_t>(tile_first[static_cast<size_t>(experts)]));
-        std::iota(tile_by_rows.begin(), tile_by_rows.end(), 0);
-        std::stable_sort(tile_by_rows.begin(), tile_by_rows.end(),
-                         [&](int32_t a, int32_t b) { return sixteens(a) > sixteens(b); });
-    }
-    /// Of the rows of a tile.
-    int sixteens(int32_t tile) const {
-        const auto e = static_cast<size_t>(tile_expert[static_cast<size_t>(tile)]);
-        const int rows = row_first[e + 1] - row_first[e] - (tile - tile_first[e]) * kTileM;
-        return ceil_div(std::min(rows, kTileM), 16);
     }
     GroupPlan upload_to(OpContext& op) const {
-        return {upload(op, row_first), upload(op, tile_first), upload(op, tile_expert), upload(op, tile_by_rows),
-                experts};
+        return {upload(op, row_first), upload(op, tile_first), upload(op, tile_expert), experts};
     }
 };
 

@@ -78,6 +78,8 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
 #define RT_TEXT1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define RT_TEXT2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define RT_TEXT3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RT_TEXT2_HALF "%32, %33, %34, %35, %36, %37, %38, %39"
+#define RT_TEXT3_HALF "%48, %49, %50, %51, %52, %53, %54, %55"
 #define RT_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RT_SIXTEEN(i) RT_FOUR(i), RT_FOUR(i + 4), RT_FOUR(i + 8), RT_FOUR(i + 12)
 
@@ -103,7 +105,7 @@ template <class T, int kN, bool kTransposed>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uint64_t b, int add) {
     constexpr bool kHalf = std::is_same_v<T, __half>;
     static_assert(kN == 64 || kN == 128 ||
-                  ((kN == 16 || kN == 32 || kN == 96) && !kTransposed && std::is_same_v<T, __nv_bfloat16>));
+                  ((kN == 16 || kN == 32 || kN == 80 || kN == 96 || kN == 112) && !kTransposed));
     if constexpr (kN == 16) {
         RT_WGMMA_ALL(16, "%0, %1, %2, %3, %4, %5, %6, %7", 8, 9, 10, 11, 12, 13, RT_FOUR(0), RT_FOUR(4));
     } else if constexpr (kN == 32) {
@@ -113,6 +115,12 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uin
     } else if constexpr (kN == 96) {
         RT_WGMMA_ALL(96, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2, 48, 49, 50, 51, 52, 53, RT_SIXTEEN(0), RT_SIXTEEN(16),
                      RT_SIXTEEN(32));
+    } else if constexpr (kN == 80) {
+        RT_WGMMA_ALL(80, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2_HALF, 40, 41, 42, 43, 44, 45, RT_SIXTEEN(0),
+                     RT_SIXTEEN(16), RT_FOUR(32), RT_FOUR(36));
+    } else if constexpr (kN == 112) {
+        RT_WGMMA_ALL(112, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3_HALF, 56, 57, 58, 59, 60, 61,
+                     RT_SIXTEEN(0), RT_SIXTEEN(16), RT_SIXTEEN(32), RT_FOUR(48), RT_FOUR(52));
     } else {
         RT_WGMMA_ALL(128, RT_TEXT0 ", " RT_TEXT1 ", " RT_TEXT2 ", " RT_TEXT3, 64, 65, 66, 67, 68, 69, RT_SIXTEEN(0),
                      RT_SIXTEEN(16), RT_SIXTEEN(32), RT_SIXTEEN(48));
@@ -123,6 +131,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], const uint32_t* a, uin
 #undef RT_TEXT1
 #undef RT_TEXT2
 #undef RT_TEXT3
+#undef RT_TEXT2_HALF
+#undef RT_TEXT3_HALF
 #undef RT_FOUR
 #undef RT_SIXTEEN
 #undef RT_WGMMA

@@ -12,17 +12,20 @@
 
 namespace riptide::ops::cuda::prefill {
 
-inline constexpr int kTileN = kDecodeRows, kTileK = 64, kBoxRows = 16;
-inline constexpr int kSpan = 256;  // columns of one piece of the planes
+inline constexpr int kTileK = 64, kBoxRows = 16;
+inline constexpr int kSpan = 256;   // columns of one piece of the planes
+inline constexpr int kMakers = 64;  // threads that make factors
 
-/// The shared memory of a block: kA stages of kRows rows of A, kSpans of planes; barriers behind them.
-template <DType T, int kRows, int kA, int kSpans>
+/// The shared memory of a block: kA stages of kTileM rows of A, kSpans of planes of kTileRows rows; behind them
+/// barriers and a word for each stage of planes.
+template <DType T, int kTileRows, int kA, int kSpans>
 struct Stages {
+    using S = Span<T, kTileRows>;
     static constexpr DType kType = T;
-    static constexpr int kRowsA = kRows, kStagesA = kA, kStagesSpan = kSpans;
-    static constexpr int kStageA = kRows * kTileK * 2, kSpanBytes = Span<T>::kBytes;
-    static constexpr int kShared = 1024 + kA * kStageA + kSpans * Span<T>::kBytes + 256;
-    static_assert(Span<T>::kBytes % 1024 == 0 && 16 * (kA + kSpans) <= 256 && kShared <= 227 * 1024);
+    static constexpr int kTileN = kTileRows, kStagesA = kA, kStagesSpan = kSpans;
+    static constexpr int kStageA = kTileM * kTileK * 2;
+    static constexpr int kShared = 1024 + kA * kStageA + kSpans * S::kBytes + 256;
+    static_assert(S::kBytes % 1024 == 0 && 16 * kA + 28 * kSpans <= 256 && kShared <= 227 * 1024);
 };
 
 /// One stack of matrices.
@@ -50,30 +53,35 @@ constexpr RowOrder order_of() {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes; empty: one arrival of
-/// each of `warps` warps.
-template <class S>
+/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes; made: one arrival of
+/// each maker; empty: one arrival of each of `warps` warps.
+template <class R>
 struct Layout {
-    uint32_t a, spans, full_a, empty_a, full_span, empty_span;
+    uint32_t a, spans, full_a, empty_a, full_span, made, empty_span, quick;
     /// Every lane says that it has read a span, as race checkers want it; for those that no checker sees one does.
-    static constexpr bool kAllLanes = Span<S::kType>::kSixBits;
+    static constexpr bool kAllLanes = R::S::kSixBits;
     __device__ __forceinline__ explicit Layout(uint32_t base)
         : a(base),
-          spans(a + S::kStagesA * S::kStageA),
-          full_a(spans + S::kStagesSpan * S::kSpanBytes),
-          empty_a(full_a + 8 * S::kStagesA),
-          full_span(empty_a + 8 * S::kStagesA),
-          empty_span(full_span + 8 * S::kStagesSpan) {}
+          spans(a + R::kStagesA * R::kStageA),
+          full_a(spans + R::kStagesSpan * R::S::kBytes),
+          empty_a(full_a + 8 * R::kStagesA),
+          full_span(empty_a + 8 * R::kStagesA),
+          made(full_span + 8 * R::kStagesSpan),
+          empty_span(made + 8 * R::kStagesSpan),
+          quick(empty_span + 8 * R::kStagesSpan) {}
     /// All lanes: their warp has read this span.
-    __device__ __forceinline__ void give_back_span(int stage, bool leader) const {
+    __device__ __forceinline__ void give_back_span(uint32_t stage, bool leader) const {
         if constexpr (!kAllLanes) __syncwarp();
         if (kAllLanes || leader) barrier_arrive(empty_span + 8 * stage);
     }
     /// By one thread, once.
     __device__ __forceinline__ void init(int warps) const {
-        for (int s = 0; s < S::kStagesA; ++s) barrier_init(full_a + 8 * s, 1), barrier_init(empty_a + 8 * s, warps);
-        for (int s = 0; s < S::kStagesSpan; ++s)
-            barrier_init(full_span + 8 * s, 1), barrier_init(empty_span + 8 * s, kAllLanes ? 32 * warps : warps);
+        for (int s = 0; s < R::kStagesA; ++s) barrier_init(full_a + 8 * s, 1), barrier_init(empty_a + 8 * s, warps);
+        for (int s = 0; s < R::kStagesSpan; ++s) {
+            barrier_init(full_span + 8 * s, 1);
+            barrier_init(made + 8 * s, kMakers);
+            barrier_init(empty_span + 8 * s, kAllLanes ? 32 * warps : warps);
+        }
         barrier_init_fence();
     }
 };
@@ -87,42 +95,37 @@ struct Turn {
     }
 };
 
-/// Tile t, those with the most rows first: the shared expert's, then the others'.
-__device__ __forceinline__ Tile tile_by_rows(const GemmProblem& p, int t) {
-    const int across = ceil_div(p.n, kTileN), routed = p.plan.tile_first[min(p.plan.experts, p.expert_end)];
-    const int shared = p.plan.tile_first[p.expert_end] - routed, i = t / across - shared;
-    return expert_tile(p, i < 0 ? routed + shared + i : p.plan.tile_by_rows[i], t % across * kTileN);
+/// How many tiles this block has: see for_tiles().
+template <class R>
+__device__ __forceinline__ int tiles_of_block(const GemmProblem& p) {
+    const int tiles = tile_count(p, R::kTileN), blocks = static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x), turns = tiles / blocks;
+    return turns + ((turns > 0 ? blocks - 1 - block : block) < tiles % blocks ? 1 : 0);
 }
 
-/// The tiles of this block, in order: calls body(tile) for each, kRows rows of a tile at a time. Tiles are dealt in
-/// turns; the last turn, which is not for all, leaves out blocks that began with the most rows.
-///   Few rows an expert (kRows < kTileM): tiles by rows, dealt from the first block to the last and back, so that all
-///   blocks get about the same to do. (Dealt as the experts come, a fifth of the time was waiting for the last block.)
-///   Many: an expert's tiles follow each other, so that its planes are read once from memory; the shared one first.
-template <int kRows, class Body>
+/// The tiles of this block, in order: calls body(tile) for each. An expert's tiles follow each other, so that what they
+/// share is read once from memory; the shared one's come first. Tiles are dealt in turns, all but the first backwards:
+/// the last turn, which is not for all, leaves out blocks that began with a tile of the shared expert's many rows. An
+/// expert's rows are shared out evenly among its tiles.
+template <class R, class Body>
 __device__ __forceinline__ void for_tiles(const GemmProblem& p, const Body& body) {
-    constexpr bool kByRows = kRows < kTileM;
-    const int tiles = tile_count(p, kTileN), blocks = static_cast<int>(gridDim.x);
-    const int block = static_cast<int>(blockIdx.x), turns = ceil_div(tiles, blocks);
-    for (int turn = 0; turn < turns; ++turn) {
-        const bool back = kByRows ? turn % 2 == 1 || turn == turns - 1 : turn > 0;
-        const int t = turn * blocks + (back ? blocks - 1 - block : block);
-        if (t >= tiles) continue;
-        Tile tile = kByRows ? tile_by_rows(p, t) : even_tile(p, tile_at(p, kTileN, tiles - 1 - t));
-        const int end = min(tile.row_end, tile.row + kTileM);
-        for (; tile.row < end; tile.row += kRows) body(tile);
+    const int tiles = tile_count(p, R::kTileN), blocks = static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x), mine = tiles_of_block<R>(p);
+    for (int turn = 0; turn < mine; ++turn) {
+        const int t = turn * blocks + (turn > 0 ? blocks - 1 - block : block);
+        body(even_tile(p, tile_at(p, R::kTileN, tiles - 1 - t)));
     }
 }
 
 /// One thread: A, as many boxes of 16 rows as the tile has.
-template <class S>
-__device__ __forceinline__ void feed_rows(const Maps& maps, const GemmProblem& p, const Layout<S>& at) {
+template <class R>
+__device__ __forceinline__ void feed_rows(const Maps& maps, const GemmProblem& p, const Layout<R>& at) {
     const int steps = p.k / kTileK;
-    Turn<S::kStagesA> turn;
-    for_tiles<S::kRowsA>(p, [&](const Tile& tile) {
-        const int rows = min(S::kRowsA, tile.row_end - tile.row), boxes = (rows + kBoxRows - 1) / kBoxRows;
+    Turn<R::kStagesA> turn;
+    for_tiles<R>(p, [&](const Tile& tile) {
+        const int boxes = ceil_div(tile.row_end - tile.row, kBoxRows);
         for (int step = 0; step < steps; ++step, turn.next()) {
-            const uint32_t full = at.full_a + 8 * turn.stage, to = at.a + turn.stage * S::kStageA;
+            const uint32_t full = at.full_a + 8 * turn.stage, to = at.a + turn.stage * R::kStageA;
             barrier_wait(at.empty_a + 8 * turn.stage, turn.parity ^ 1);  // the first round passes at once
             barrier_expect(full, static_cast<uint32_t>(boxes * kBoxRows * kTileK * 2));
             for (int box = 0; box < boxes; ++box)
@@ -132,13 +135,13 @@ __device__ __forceinline__ void feed_rows(const Maps& maps, const GemmProblem& p
     });
 }
 
-/// One thread: the planes, in boxes of 128 rows; what lies behind a matrix's last row is zero, or (d) left as it is.
-template <RowOrder kOrder, class Stages>
-__device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, const Layout<Stages>& at) {
-    using S = Span<Stages::kType>;
+/// One thread: the planes, in two boxes; what lies behind a matrix's last row is zero, or (d) left as it is.
+template <RowOrder kOrder, class R>
+__device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, const Layout<R>& at) {
+    using S = typename R::S;
     const int spans = work.p.k / kSpan;
-    Turn<Stages::kStagesSpan> turn;
-    for_tiles<Stages::kRowsA>(work.p, [&](const Tile& tile) {
+    Turn<R::kStagesSpan> turn;
+    for_tiles<R>(work.p, [&](const Tile& tile) {
         const bool shared = tile.expert == work.shared_expert;
         const int z = shared ? 0 : tile.expert;
         for (int span = 0; span < spans; ++span, turn.next()) {
@@ -148,15 +151,15 @@ __device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, 
             if constexpr (S::kSixBits) {
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const int row = kOrder == RowOrder::swiglu ? tile.n / 2 : tile.n + 128 * h;
-                    d_bytes[h] = static_cast<uint32_t>(max(0, min(128, work.matrix_rows - row)) * spans * 2);
+                    const int row = kOrder == RowOrder::swiglu ? tile.n / 2 : tile.n + S::kBoxRows * h;
+                    d_bytes[h] = static_cast<uint32_t>(max(0, min(S::kBoxRows, work.matrix_rows - row)) * spans * 2);
                 }
             }
             barrier_expect(full, S::kData + S::kHigh + S::kScales + d_bytes[0] + d_bytes[1]);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const Planes& from = maps.planes[shared ? 1 : 0][kOrder == RowOrder::swiglu ? h : 0];
-                const int row = kOrder == RowOrder::swiglu ? tile.n / 2 : tile.n + 128 * h;
+                const int row = kOrder == RowOrder::swiglu ? tile.n / 2 : tile.n + S::kBoxRows * h;
                 const uint32_t high = to + S::kAtHigh, scales = to + S::kAtScales, d = to + S::kAtD;
                 load_box(to + h * (S::kData / 2), &from.data, full, 128 * span, row, z);
                 load_box(scales + h * (S::kScales / 2), &from.scales, full, 16 * span, row, z);
@@ -164,7 +167,7 @@ __device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, 
                     load_box(high + h * (S::kHigh / 2), &from.high, full, S::kHighRow * span, row, z);
                 if constexpr (S::kSixBits) {
                     if (d_bytes[h] > 0)
-                        bulk_copy(d + static_cast<uint32_t>(h * 128 * spans * 2),
+                        bulk_copy(d + static_cast<uint32_t>(h * S::kBoxRows * spans * 2),
                                   from.d + z * from.stride + int64_t{row} * spans * 2, d_bytes[h], full);
                 }
             }
@@ -197,13 +200,56 @@ struct SharedMemory {
         asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
         return v;
     }
+    __device__ __forceinline__ static void write4(uint32_t to, uint32_t v) {
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+    }
+    __device__ __forceinline__ static void write8(uint32_t to, float a, float b) {
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
+    }
 };
+
+/// Thread `maker` of kMakers: the factors of the scales of all spans. If one row's offset is not exact
+/// (RowScales::quick), all rows of the span are decoded the slower way, and the stage's word says so.
+template <class R>
+__device__ __forceinline__ void make_factors(const GemmProblem& p, const Layout<R>& at, int maker) {
+    using S = typename R::S;
+    const int spans = p.k / kSpan, tiles = tiles_of_block<R>(p);
+    SharedMemory memory;
+    Turn<R::kStagesSpan> turn;
+    for (int tile = 0; tile < tiles; ++tile)
+        for (int span = 0; span < spans; ++span, turn.next()) {
+            const uint32_t from = at.spans + turn.stage * S::kBytes;
+            barrier_wait(at.full_span + 8 * turn.stage, turn.parity);
+            bool quick = true;
+            if constexpr (!S::kSixBits) {
+                for (int row = maker % 32; row < S::kRows; row += 32) {
+                    const uint32_t both = memory.read4(from + static_cast<uint32_t>(S::kAtScales + row * 16 + 12));
+                    quick = quick && exact_offset(static_cast<uint16_t>(both), static_cast<uint16_t>(both >> 16));
+                }
+                quick = __all_sync(~0u, quick);
+                if (maker == 0) memory.write4(at.quick + 4 * turn.stage, static_cast<uint32_t>(quick));
+            }
+#pragma unroll 1
+            for (int row = maker; row < S::kRows; row += kMakers) {
+                const auto scales = load_scales<S>(memory, from, row, span, spans);
+                const uint32_t to = from + static_cast<uint32_t>(S::kAtFactors + row * S::kFactorRow);
+                constexpr int kPerSub = S::kGroups / 8;
+#pragma unroll
+                for (int g = 0; g < S::kGroups; ++g) {
+                    const int sub = g / kPerSub;
+                    const Affine f = affine_of(scales, scales.header.w[sub / 2], sub, g % kPerSub, quick);
+                    memory.write8(to + static_cast<uint32_t>(g * S::kRows * S::kFactorRow), f.scale, f.offset);
+                }
+            }
+            barrier_arrive(at.made + 8 * turn.stage);
+        }
+}
 
 #endif
 
-/// A plane of `count` matrices of `rows` rows, row_bytes each: boxes of 128 rows x box_bytes.
+/// A plane of `count` matrices of `rows` rows, row_bytes each: boxes of box_rows x box_bytes.
 inline CUtensorMap plane_boxes(const void* plane, int64_t row_bytes, int64_t rows, int64_t count, int64_t stride,
-                               int box_bytes) {
+                               int box_rows, int box_bytes) {
     BoxedTensor t;
     t.data = plane;
     t.type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -216,24 +262,25 @@ inline CUtensorMap plane_boxes(const void* plane, int64_t row_bytes, int64_t row
     t.extents[2] = static_cast<cuuint64_t>(count);
     t.strides[0] = static_cast<cuuint64_t>(row_bytes);
     t.strides[1] = static_cast<cuuint64_t>(count > 1 ? stride : row_bytes * rows);
-    t.box[0] = static_cast<cuuint32_t>(box_bytes), t.box[1] = 128;
+    t.box[0] = static_cast<cuuint32_t>(box_bytes), t.box[1] = static_cast<cuuint32_t>(box_rows);
     return encode(t);
 }
 
-template <DType T>
+template <class S>
 Planes planes_of(const Weight& w, int64_t count, int64_t stride) {
     Planes p = {};
-    p.data = plane_boxes(w.data, w.cols / 2, w.rows, count, stride, 128);
-    p.scales = plane_boxes(w.scales, w.cols / 16, w.rows, count, stride, 16);
-    if constexpr (Span<T>::kHighRow > 0)
-        p.high = plane_boxes(w.high, w.cols / 256 * Span<T>::kHighRow, w.rows, count, stride, Span<T>::kHighRow);
-    if constexpr (Span<T>::kSixBits) p.d = static_cast<const char*>(w.scales) + w.rows * (w.cols / 256) * 16;
+    constexpr int kRows = S::kBoxRows;
+    p.data = plane_boxes(w.data, w.cols / 2, w.rows, count, stride, kRows, 128);
+    p.scales = plane_boxes(w.scales, w.cols / 16, w.rows, count, stride, kRows, 16);
+    if constexpr (S::kHighRow > 0)
+        p.high = plane_boxes(w.high, w.cols / 256 * S::kHighRow, w.rows, count, stride, kRows, S::kHighRow);
+    if constexpr (S::kSixBits) p.d = static_cast<const char*>(w.scales) + w.rows * (w.cols / 256) * 16;
     p.stride = stride;
     return p;
 }
 
 /// The tensor maps of a problem.
-template <DType T, class Out>
+template <class S, class Out>
 Maps maps_of(const DecodingProblem& job) {
     const GemmProblem& p = job.gemm;
     const int experts = p.expert_end - p.expert_begin, kinds = order_of<Out>() == RowOrder::swiglu ? 2 : 1;
@@ -241,22 +288,22 @@ Maps maps_of(const DecodingProblem& job) {
     Maps maps = {};
     maps.a = bf16_boxes(p.a, p.rows, p.k, kBoxRows);
     for (int i = 0; i < kinds; ++i) {
-        maps.planes[0][i] = planes_of<T>(*job.first[i], experts - (shared ? 1 : 0), job.stride[i]);
-        if (shared) maps.planes[1][i] = planes_of<T>(*job.shared[i], 1, 0);
+        maps.planes[0][i] = planes_of<S>(*job.first[i], experts - (shared ? 1 : 0), job.stride[i]);
+        if (shared) maps.planes[1][i] = planes_of<S>(*job.shared[i], 1, 0);
     }
     return maps;
 }
 
 /// kernel(maps, work, out), persistent.
-template <class S, class Out, class Kernel>
+template <class R, class Out, class Kernel>
 void launch_decoding(const Gpu& gpu, const DecodingProblem& job, const Out& out, Kernel kernel, int threads) {
     const GemmProblem& p = job.gemm;
     const int experts = p.expert_end - p.expert_begin;
     const Work work = {p, job.shared[0] != nullptr ? p.expert_end - 1 : -1, static_cast<int>(job.first[0]->rows)};
-    const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + experts} * ceil_div(p.n, kTileN);  // at most
-    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+    const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + experts} * ceil_div(p.n, R::kTileN);  // at most
+    RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kShared));
     const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, gpu.info().sm_count));
-    launch(gpu, kernel, grid, threads, S::kShared, maps_of<S::kType, Out>(job), work, out);
+    launch(gpu, kernel, grid, threads, R::kShared, maps_of<typename R::S, Out>(job), work, out);
 }
 
 /// launch(std::integral_constant<DType, the weights' type>{}).

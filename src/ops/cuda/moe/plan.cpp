@@ -196,17 +196,12 @@ bool same_planes(const Weight& a, const Weight& b) {
     return a.dtype == b.dtype && a.rows == b.rows && a.cols == b.cols && a.scale == b.scale;
 }
 
-Experts grouped_gemm(const SparseLayer& l, std::span<const std::vector<Weight>* const> each,
-                     std::span<const Weight* const> shared) {
+Experts grouped_gemm(const SparseLayer& l, std::span<const std::vector<Weight>* const> each) {
     const Weight& first = each[0]->front();
     for (const std::vector<Weight>* const kind : each)
         if (!dequant_weight(l.c.chip, kind->front(), stride_of(*kind)) || !same_planes(kind->front(), first))
             return l.c.chip.hopper() ? Experts::bf16_sm90 : Experts::bf16_sm80;
-    const bool joined = l.c.shared.gate != nullptr && l.c.shared.gate->rows == l.gate.rows;
-    const bool decoded =
-        joined && std::all_of(shared.begin(), shared.end(), [&](const Weight* w) { return same_planes(*w, first); });
-    const int64_t slots = l.c.rows * (l.c.top_k + (joined ? 1 : 0));
-    return few_slots(slots, l.experts() + (decoded ? 1 : 0)) ? Experts::dequant_few_rows_sm90 : Experts::dequant_sm90;
+    return Experts::dequant_sm90;
 }
 
 Choice choose_prefill(const SparseLayer& l) {
@@ -219,9 +214,8 @@ Choice choose_prefill(const SparseLayer& l) {
     choice.separate = l.c.shared.gate != nullptr && l.c.shared.gate->rows != l.gate.rows;
     const std::vector<Weight>* const ups[] = {&l.c.experts->gate, &l.c.experts->up};
     const std::vector<Weight>* const downs[] = {&l.c.experts->down};
-    const Weight* const shared_ups[] = {l.c.shared.gate, l.c.shared.up};
-    choice.up = grouped_gemm(l, ups, shared_ups);
-    choice.down = grouped_gemm(l, downs, {&l.c.shared.down, 1});
+    choice.up = grouped_gemm(l, ups);
+    choice.down = grouped_gemm(l, downs);
     return choice;
 }
 
@@ -262,7 +256,6 @@ bool fp8_experts(const ExpertWeights& w, const SharedExpert& shared) {
            (shared.gate == nullptr || (shared.gate->rows == w.gate[0].rows && shared.gate->fp8 != nullptr &&
                                        shared.up->fp8 != nullptr && shared.down->fp8 != nullptr));
 }
-bool few_slots(int64_t slots, int64_t experts) { return slots <= prefill::kFewRows * experts; }
 bool shared_apart(const ExpertWeights& experts, const SharedExpert& shared) {
     const Weight &gate = experts.gate[0], &down = experts.down[0];
     return shared.gate != nullptr && (shared.gate->rows != gate.rows || !same_kind(*shared.gate, gate) ||
@@ -296,7 +289,6 @@ constexpr Name kExpertsNames[] = {
     {"experts_float", "moe/experts_float.cu"},
     {"experts_any", "moe/experts_any.cuh"},
     {"experts_fp8_sm90", "moe/experts_fp8_sm90.cu"},
-    {"grouped_gemm_dequant_few_rows_sm90", "moe/grouped_gemm_dequant_sm90.cu"},
     {"grouped_gemm_dequant_sm90", "moe/grouped_gemm_dequant_sm90.cu"},
     {"gemm_bf16_sm90", "linear/gemm/bf16_sm90.cu"},
     {"gemm_bf16_sm80", "linear/gemm/bf16_sm80.cu"},

@@ -43,10 +43,9 @@ enum class Experts {
     grouped_sm80,
     float_experts,
     any,
-    fp8_sm90,               // prefill
-    dequant_few_rows_sm90,  // grouped GEMM, experts decoded in it
-    dequant_sm90,
-    bf16_sm90,  // expanded before
+    fp8_sm90,      // prefill
+    dequant_sm90,  // grouped GEMM, experts decoded in it
+    bf16_sm90,     // expanded before
     bf16_sm80,
 };
 /// "router_row1"; the source file below src/ops/cuda, "moe/router_row1.cuh".
@@ -70,8 +69,6 @@ bool takes_words(Case c);
 Router prefill_router(const Chip& chip, const Weight& router);
 /// Whether grouped GEMMs decode such experts, `stride` bytes apart, themselves.
 bool dequant_weight(const Chip& chip, const Weight& w, int64_t stride);
-/// Whether a product of so many slots has few for each expert.
-bool few_slots(int64_t slots, int64_t experts);
 /// Whether both have planes of one kind, or both are floats.
 bool same_kind(const Weight& a, const Weight& b);
 /// Whether the shared expert has launches of its own in decoding: it is of another width or kind.

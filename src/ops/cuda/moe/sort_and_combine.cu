@@ -51,19 +51,16 @@ __device__ __forceinline__ int block_scan(int v, int32_t* warps) {
 /// What a sort gives (GroupPlan), and what it is told.
 struct PlanArgs {
     int experts, entries, shared_rows;
-    int32_t *row_first, *tile_first, *tile_expert, *tile_by_rows;
+    int32_t *row_first, *tile_first, *tile_expert;
 };
 
 /// By 1024 threads: thread e has the entries of expert e, 0 behind the last. Writes the plan; the first slot of expert
 /// e.
 __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
-    constexpr int kSizes = kTileM / 16;
-    __shared__ int32_t warps[32], tiles_end[kMostExperts], rows_end[kMostExperts], places[kSizes];
+    __shared__ int32_t warps[32], tiles_end[kMostExperts];
     const int e = static_cast<int>(threadIdx.x), tiles = ceil_div(total, kTileM);
     const int rows_through = block_scan(total, warps), tiles_through = block_scan(tiles, warps);
     tiles_end[e] = tiles_through;
-    rows_end[e] = rows_through;
-    if (e < kSizes) places[e] = 0;
     if (e < a.experts) {
         a.row_first[e] = rows_through - total;
         a.tile_first[e] = tiles_through - tiles;
@@ -76,11 +73,6 @@ __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
         a.tile_first[a.experts] = expert_tiles;
         a.tile_first[a.experts + 1] = all_tiles;
     }
-    const auto size_of = [&](int t, int expert) {  // 0: most rows
-        const int before = expert == 0 ? 0 : rows_end[expert - 1], first = expert == 0 ? 0 : tiles_end[expert - 1];
-        const int rows = rows_end[expert] - before - (t - first) * kTileM;
-        return kSizes - ceil_div(min(kTileM, rows), 16);
-    };
     for (int t = e; t < all_tiles; t += kMostExperts) {
         int low = 0, high = a.experts;  // the first expert whose tiles end behind t; `experts` if none
         while (low < high) {
@@ -89,18 +81,7 @@ __device__ __forceinline__ int make_plan(int total, const PlanArgs& a) {
             else low = middle + 1;
         }
         a.tile_expert[t] = low;
-        if (t < expert_tiles) atomicAdd(&places[size_of(t, low)], 1);
     }
-    __syncthreads();
-    if (e == 0)
-        for (int size = 0, before = 0; size < kSizes; ++size) {
-            const int count = places[size];
-            places[size] = before;
-            before += count;
-        }
-    __syncthreads();
-    for (int t = e; t < expert_tiles; t += kMostExperts)
-        a.tile_by_rows[atomicAdd(&places[size_of(t, a.tile_expert[t])], 1)] = t;
     return rows_through - total;
 }
 
@@ -302,12 +283,11 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     int32_t* row_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_expert = alloc_i32(ctx, tiles);
-    int32_t* tile_by_rows = alloc_i32(ctx, tiles);
     int32_t* slot_of = alloc_i32(ctx, entries);
     const auto* chosen = static_cast<const int32_t*>(routing.experts.data);
     const auto all = static_cast<int>(entries), e = static_cast<int>(experts);
-    const PlanArgs plan = {e, all, static_cast<int>(shared ? n : 0), row_first, tile_first, tile_expert, tile_by_rows};
-    const GroupPlan groups = {row_first, tile_first, tile_expert, tile_by_rows, e};
+    const PlanArgs plan = {e, all, static_cast<int>(shared ? n : 0), row_first, tile_first, tile_expert};
+    const GroupPlan groups = {row_first, tile_first, tile_expert, e};
     auto* const to_chosen = copy == nullptr ? nullptr : static_cast<int32_t*>(copy->experts.data);
     float* const to_weights = copy == nullptr ? nullptr : copy->weights.row(0);
     const auto* const weights = static_cast<const float*>(routing.weights.data);

@@ -22,9 +22,6 @@ struct Words2 {
     uint32_t w[2];
 };
 
-/// The rows of a decoded tile: 256 of B, from 256 rows of weights in two boxes of 128 (swiglu: gate, then up).
-constexpr int kDecodeRows = 256;
-
 /// Offset of a 16-byte piece of a row of 128 bytes, and of 64, as TMA's swizzles of that width place it.
 RT_HD uint32_t swizzled128(int row, int piece) { return static_cast<uint32_t>(row * 128 + ((piece ^ (row & 7)) << 4)); }
 RT_HD uint32_t swizzled64(int row, int piece) {
@@ -65,7 +62,7 @@ RT_HD bool exact_offset(uint16_t d, uint16_t dmin) {
 /// What 256 columns of one row share.
 template <DType T>
 struct RowScales {
-    Words4 header = {};  // KHeader; not for q6_k
+    Words4 header = {};  // KHeader; of q6_k: the int8 scales of its sixteen groups
     float d256 = 0;      // 256 d
     float dmin = 0;      // not for q6_k
     bool quick = true;   // the offset is exact: see above
@@ -75,6 +72,7 @@ template <DType T>
 RT_HD RowScales<T> row_scales(const Words4& header, uint16_t d) {
     RowScales<T> row;
     if constexpr (T == DType::planes_q6_k) {
+        row.header = header;
         row.d256 = 256.0f * float_of_f16(d);
     } else {
         const auto low = static_cast<uint16_t>(header.w[3]), high = static_cast<uint16_t>(header.w[3] >> 16);
@@ -130,26 +128,32 @@ RT_HD Words4 decode8(uint32_t a, uint32_t b, const Affine& f) {
     return {{rounded_bf16(v[0], v[1]), rounded_bf16(v[2], v[3]), rounded_bf16(v[4], v[5]), rounded_bf16(v[6], v[7])}};
 }
 
-/// One span of 256 columns of 256 rows in shared memory, one plane behind the other, each row by row.
-template <DType T>
+/// One span of 256 columns of the rows of a tile in shared memory, two boxes of half the rows (swiglu: gate, then up):
+/// one plane behind the other, each row by row. Behind them the factors that the kernel makes of the scales: an Affine
+/// for each group of columns that shares one and each row, [group][row].
+template <DType T, int kTileRows>
 struct Span {
     static constexpr DType kType = T;
     static constexpr bool kSixBits = T == DType::planes_q6_k;
+    static constexpr int kRows = kTileRows, kBoxRows = kRows / 2;
     static constexpr int kHighRow = kSixBits ? 64 : T == DType::planes_q5_k ? 32 : 0;
-    static constexpr int kData = kDecodeRows * 128, kHigh = kDecodeRows * kHighRow, kScales = kDecodeRows * 16;
-    static constexpr int kMostD = kSixBits ? kDecodeRows * 16 : 0;  // binary16 d of all spans of the rows: eight
-    static constexpr int kBytes = kData + kHigh + kScales + kMostD;
+    static constexpr int kGroups = kSixBits ? 16 : 8;
+    static constexpr int kData = kRows * 128, kHigh = kRows * kHighRow, kScales = kRows * 16;
+    static constexpr int kMostD = kSixBits ? kRows * 16 : 0;  // binary16 d of all spans of the rows: eight
     static constexpr int kAtHigh = kData, kAtScales = kData + kHigh, kAtD = kAtScales + kScales;
+    static constexpr int kAtFactors = kAtD + kMostD, kFactorRow = static_cast<int>(sizeof(Affine));
+    static constexpr int kBytes = kAtFactors + kGroups * kRows * kFactorRow;
 };
 
 // What a thread reads of a span at address `from`. `memory` has read16, read8, read4 and read2.
 
-template <DType T, class Memory>
-RT_HD RowScales<T> load_scales(Memory& memory, uint32_t from, int row, int span, int spans) {
-    using S = Span<T>;
+template <class S, class Memory>
+RT_HD RowScales<S::kType> load_scales(Memory& memory, uint32_t from, int row, int span, int spans) {
+    const uint32_t scales = from + static_cast<uint32_t>(S::kAtScales + row * 16);
     if constexpr (S::kSixBits)
-        return row_scales<T>({}, memory.read2(from + S::kAtD + static_cast<uint32_t>(row * spans + span) * 2));
-    else return row_scales<T>(memory.read16(from + S::kAtScales + static_cast<uint32_t>(row) * 16), 0);
+        return row_scales<S::kType>(memory.read16(scales),
+                                    memory.read2(from + S::kAtD + static_cast<uint32_t>(row * spans + span) * 2));
+    else return row_scales<S::kType>(memory.read16(scales), 0);
 }
 
 // ---- weights as the A operand of wgmma: a thread decodes what its own registers hold of each 64 rows x 16 columns
@@ -157,15 +161,14 @@ RT_HD RowScales<T> load_scales(Memory& memory, uint32_t from, int row, int span,
 // + 9.
 
 /// Where a warp's sixteen rows lie in the boxes (and their columns in the results): rows g and g + 8 at row and row +
-/// kSecond; for swiglu a gate and the up of the same column. The next 64 rows of the tile, four warps on, are kGroup
-/// on.
-template <RowOrder kOrder>
+/// kSecond; for swiglu a gate and the up of the same column.
+template <RowOrder kOrder, int kTileRows>
 struct FragmentPlace {
     static constexpr bool kPairs = kOrder == RowOrder::swiglu;
-    static constexpr int kSecond = kPairs ? 128 : 8, kGroup = kPairs ? 32 : 64;
+    static constexpr int kSecond = kPairs ? kTileRows / 2 : 8;
     static constexpr int kSecondColumn = kPairs ? 0 : 8;
     int row;
-    /// thread: 0 .. 511.
+    /// thread: of 2 kTileRows.
     RT_HD explicit FragmentPlace(int thread) : row((kPairs ? 8 : 16) * (thread / 32) + thread % 32 / 4) {}
 };
 
@@ -192,9 +195,8 @@ struct ShareWords {
 struct ShareAt {
     uint32_t nibbles, high;
 };
-template <DType T>
+template <class S>
 RT_HD ShareAt share_at(uint32_t from, int row, int sub, int t) {
-    using S = Span<T>;
     ShareAt at;
     at.nibbles = from + (swizzled128(row, 0) ^ static_cast<uint32_t>(sub) << 4) + static_cast<uint32_t>(t / 2) * 4;
     at.high =
@@ -203,18 +205,18 @@ RT_HD ShareAt share_at(uint32_t from, int row, int sub, int t) {
                      : static_cast<uint32_t>(row * 32 + 4 * sub));
     return at;
 }
-template <DType T, class Memory>
+template <class S, class Memory>
 RT_HD ShareWords load_share(Memory& memory, const ShareAt& at, int rows_on, int t) {
     const uint32_t selector = t % 2 == 0 ? 0x5410u : 0x7632u,
                    nibbles = at.nibbles + static_cast<uint32_t>(rows_on * 128),
-                   above = at.high + static_cast<uint32_t>(rows_on * Span<T>::kHighRow);
+                   above = at.high + static_cast<uint32_t>(rows_on * S::kHighRow);
     ShareWords words = {};
     words.nibbles = pick_bytes(memory.read4(nibbles), memory.read4(nibbles + 8), selector);
-    if constexpr (T == DType::planes_q5_k) {
+    if constexpr (S::kType == DType::planes_q5_k) {
         const uint32_t high = memory.read4(above);
         words.high[0] = words.high[1] = pick_bytes(high, high >> 2, selector);
     }
-    if constexpr (T == DType::planes_q6_k) {
+    if constexpr (S::kSixBits) {
         const Words2 high = memory.read8(above);
         for (int half = 0; half < 2; ++half) words.high[half] = pick_bytes(high.w[half], high.w[half] >> 4, selector);
     }

@@ -49,11 +49,10 @@ RT_HD int64_t scratch_rows(RowOrder order, int64_t columns) {
 /// How slots (rows of A) are grouped by expert. In device memory, made by plan_experts. Expert `experts` is the shared
 /// one: all rows, behind the others.
 struct GroupPlan {
-    const int32_t* row_first = nullptr;     // [experts + 2] first slot of an expert
-    const int32_t* tile_first = nullptr;    // [experts + 2] first tile of kTileM slots of an expert
-    const int32_t* tile_expert = nullptr;   // expert of a tile
-    const int32_t* tile_by_rows = nullptr;  // tiles of all but the shared one, those with more rows (in sixteens) first
-    int experts = 0;                        // without the shared one
+    const int32_t* row_first = nullptr;    // [experts + 2] first slot of an expert
+    const int32_t* tile_first = nullptr;   // [experts + 2] first tile of kTileM slots of an expert
+    const int32_t* tile_expert = nullptr;  // expert of a tile
+    int experts = 0;                       // without the shared one
 };
 
 /// One product, or one for each expert of [expert_begin, expert_end) if plan.row_first is set; then B holds those
@@ -97,11 +96,6 @@ struct OutSwiglu {
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutF32& out);
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutSwiglu& out);
 
-/// few: 64 rows at a time, quicker up to some kFewRows an expert. many: 128. The same bits. automatic: by the number of
-/// rows.
-enum class DecodingKernel { automatic, few, many };
-constexpr int kFewRows = 64;
-
 /// The experts' product from weights as they lie on the device, decoded in the kernel. The bits are those of expand()
 /// and gemm(). Shapes as there; experts [0, gemm.expert_end), gemm.b unused.
 struct DecodingProblem {
@@ -109,7 +103,6 @@ struct DecodingProblem {
     const Weight* first[2] = {};   // of expert 0: one for RowOrder::f32, gate and up for swiglu
     int64_t stride[2] = {};        // bytes from one expert to the next
     const Weight* shared[2] = {};  // of expert gemm.expert_end - 1, if that is the shared one; same type and shape
-    DecodingKernel kernel = DecodingKernel::automatic;
 };
 /// Whether gemm_decoding takes such weights: Hopper; q4_k, q5_k, q6_k; rows in 64s; q6_k of up to 2048 columns.
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);
