@@ -5,9 +5,8 @@ streams, errors. Here a schema takes no field that it does not list, so that wha
 usage: api_schema_test.py RIPTIDE        needs jsonschema (tools/setup.sh --tests)
 """
 import copy
+import functools
 import json
-import pathlib
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -18,11 +17,12 @@ except ImportError:
     print("skipped: replies against the API's schemas: python3-jsonschema is not installed (tools/setup.sh --tests installs it)")
     sys.exit(77)
 
-riptide = pathlib.Path(sys.argv[1]).resolve()
+import test_support
+from test_support import ROOT, attempt, expect, told
+
 USER = [{"role": "user", "content": "What is 12 plus 30?"}]
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 FUNCTION = {"name": "read", "description": "Reads a file", "parameters": PARAMETERS}
-failures, checks = [], 0
 
 
 def strict(node):
@@ -38,27 +38,17 @@ def strict(node):
     return node
 
 
-class Server:
+class Server(test_support.Server):
     def __init__(self, *more):
-        self.process = subprocess.Popen([str(riptide), "serve", *more, "--port", "0", "--device", "cpu", "--admin"],
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for line in self.process.stderr:
-            if line.startswith("ready"):
-                self.url = line[line.index("http://"):].split("/v1")[0]
-                break
-        self.ended = subprocess.Popen(["cat"], stdin=self.process.stderr, stdout=subprocess.DEVNULL)  # so that its log has room
+        super().__init__("--device", "cpu", "--admin", *more)
+        self.ready()
         self.api = json.loads(self.ask("GET", "/openapi.json")[1])
         self.schemas = strict(copy.deepcopy(self.api["components"]["schemas"]))
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
-        self.ended.wait()
 
     def ask(self, method, path, body=None, headers=None):
         data = json.dumps(body).encode() if body is not None else None
         headers = ({"Content-Type": "application/json"} if data else {}) | (headers or {})
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=120) as reply:
                 return reply.status, reply.read().decode(), reply.headers["Content-Type"]
@@ -70,12 +60,8 @@ class Server:
         return [f"{'/'.join(map(str, error.path))}: {error.message[:300]}" for error in judge.iter_errors(value)]
 
     def expect(self, schema, value, what):
-        global checks
-        checks += 1
         found = self.problems(schema, value)
-        if found:
-            failures.append(what)
-            print(f"FAILED {what} is no {schema}: {found[0]}\n    {json.dumps(value)[:600]}")
+        expect(not found, f"{what} is no {schema}: {found[:1]}\n    {json.dumps(value)[:600]}")
 
 
 def events(text):
@@ -95,13 +81,9 @@ def described(server, path, method, status, kind):
 
 
 def check_reply(server, path, method="get", body=None, status=200, real=None, headers=None):
-    global checks
     what = f"{method.upper()} {real or path} {json.dumps(body)[:80] if body else ''}"
     code, text, kind = server.ask(method.upper(), real or path, body, headers)
-    checks += 1
-    if code != status:
-        failures.append(what)
-        print(f"FAILED {what}: status {code}, expected {status}: {text[:300]}")
+    if not expect(code == status, f"{what}: status {code}, expected {status}: {text[:300]}"):
         return None
     schema = described(server, path, method, code, kind)
     if "$ref" not in schema:
@@ -123,8 +105,7 @@ def check_stream(server, path, body):
             continue
         value = json.loads(data)
         server.expect(name, value, f"an event of {path}")
-        if event and event != value["type"]:
-            failures.append(f"{path}: {event} is not {value['type']}")
+        expect(not event or event == value["type"], f"{path}: {event} is {value.get('type')}")
     return seen
 
 
@@ -136,14 +117,6 @@ def check_lines(server, path, body):
     for line in lines:
         server.expect(described(server, path, "post", 200, kind)["anyOf"][0]["$ref"].split("/")[-1], line, f"a line of {path}")
     expect([line["done"] for line in lines] == [False] * (len(lines) - 1) + [True], f"{path}: the last line alone is done")
-
-
-def expect(condition, what):
-    global checks
-    checks += 1
-    if not condition:
-        failures.append(what)
-        print(f"FAILED {what}")
 
 
 def answers(server):
@@ -212,7 +185,7 @@ def facts(server):
 def requests_in_progress(server):
     """One that is seen while it is answered, and then ended."""
     body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as stream:
         stream.readline()
         live = check_reply(server, "/v1/requests")["data"]
@@ -248,9 +221,8 @@ def vectors_and_scores(server):
     """Of the demo model a refusal; then servers of their own, whose model's weights were drawn."""
     for path in ("/v1/embeddings", "/v1/rerank"):
         check_reply(server, path, "post", {"input": "a", "query": "a", "documents": ["b"]}, status=400)
-    folder = str(pathlib.Path(__file__).resolve().parent.parent / "tests/fixtures/qwen3_embed")
-    other = Server(folder)
-    try:
+    folder = ROOT / "tests/fixtures/qwen3_embed"
+    with Server(folder) as other:
         for more in ({}, {"encoding_format": "base64"}, {"dimensions": 8}):
             check_reply(other, "/v1/embeddings", "post", {"input": ["a", "b"]} | more)
         check_reply(other, "/api/embed", "post", {"input": ["a", "b"]})
@@ -258,13 +230,8 @@ def vectors_and_scores(server):
         check_reply(other, "/api/embeddings", "post", {"prompt": "a"})
         check_reply(other, "/v1/models")
         check_reply(other, "/v1/completions", "post", {"prompt": "a"}, status=400)
-    finally:
-        other.stop()
-    other = Server(folder, "--task", "rerank")
-    try:
+    with Server(folder, "--task", "rerank") as other:
         check_reply(other, "/v1/rerank", "post", {"query": "a", "documents": ["b", {"text": "c"}], "return_documents": True})
-    finally:
-        other.stop()
 
 
 def the_judge_can_fail(server):
@@ -276,20 +243,12 @@ def the_judge_can_fail(server):
 
 def main():
     jsonschema.Draft202012Validator.check_schema({"type": "object"})
-    server = Server("--ctx", "2048")
-    try:
+    with Server("--ctx", "2048") as server:
         for schema in server.schemas.values():
             jsonschema.Draft202012Validator.check_schema(schema)
         for part in (the_judge_can_fail, answers, facts, requests_in_progress, errors, vectors_and_scores):
-            try:
-                part(server)
-            except Exception as error:
-                failures.append(part.__name__)
-                print(f"FAILED {part.__name__}: {type(error).__name__}: {error}")
-    finally:
-        server.stop()
-    print(f"{checks} checks of replies against the API's schemas, {len(failures)} failed")
-    return 1 if failures else 0
+            attempt(functools.partial(part, server))
+    return told("replies against the API's schemas")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ be quiet. Prints a Markdown table. A server of its own for each line, on the dem
 import argparse
 import http.client
 import json
-import os
 import pathlib
 import re
-import signal
 import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
+
+import test_support
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("riptide")
@@ -96,16 +95,10 @@ KINDS = {  # name: (path, body of about so many bytes)
 }
 
 
-class Server:
+class Server(test_support.Server):
     def __init__(self):
-        self.process = subprocess.Popen([options.riptide, "serve", "--port", "0", "--ctx", "4096", "--device", "cpu", "--threads", options.threads,
-                                         "--grace", str(GRACE), "--cache-ram", "0"], stderr=subprocess.PIPE, text=True)
-        self.port = 0
-        for line in self.process.stderr:
-            if found := re.search(r"^ready.*http://127\.0\.0\.1:(\d+)", line):
-                self.port = int(found[1])
-                break
-        threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()
+        super().__init__("--ctx", "4096", "--device", "cpu", "--threads", options.threads, "--grace", GRACE, "--cache-ram", "0")
+        self.ready()
 
     def memory(self, key):
         return int(re.search(key + r":\s+(\d+)", pathlib.Path(f"/proc/{self.process.pid}/status").read_text())[1]) * 1024
@@ -143,11 +136,7 @@ class Server:
 
     def stop(self):
         begun = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        test_support.ends(self.process)
         return time.monotonic() - begun
 
 

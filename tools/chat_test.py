@@ -16,11 +16,11 @@ import termios
 import time
 
 import cli_test
-from cli_test import expect, riptide, work
+from cli_test import work
+from test_support import ROOT, expect, riptide, skipped, told
 
 PROMPT = "> "
 QUESTION = "What is 12 plus 30?"
-skipped = []
 
 
 class Terminal:
@@ -254,7 +254,7 @@ def files():
 
 
 def tools():
-    tools_file = cli_test.ROOT / "examples/tools.json"
+    tools_file = ROOT / "examples/tools.json"
     tea = "Please brew tea: kind darjeeling, cups 3."
     with Terminal("--tools", tools_file, "--temperature", 0, "-n", 100) as chat:
         expect("brew_tea" in chat.line("/tools"), "/tools")
@@ -312,7 +312,4 @@ if __name__ == "__main__":
         several_lines()
         blocks("xterm")
         history()
-    for reason in skipped:
-        print(f"skipped: {reason}")
-    print(f"{cli_test.checks} checks of the chat, {len(cli_test.failures)} failed")
-    sys.exit(1 if cli_test.failures else 0)
+    sys.exit(told("the chat"))

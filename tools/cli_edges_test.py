@@ -5,7 +5,6 @@ usage: cli_edges_test.py RIPTIDE
 import json
 import math
 import os
-import pathlib
 import random
 import re
 import shutil
@@ -16,7 +15,8 @@ import sys
 import time
 
 import cli_test
-from cli_test import bad, expect, good, riptide, work
+from cli_test import bad, good, work
+from test_support import ROOT, Server, expect, riptide, told, wait_for
 
 
 def shell(command):
@@ -36,41 +36,23 @@ def without_reader(arguments):
         os.close(writer)
 
 
-class Server:
-    """riptide serve, until `with` ends; `log`: what it said until it was ready."""
-
-    def __init__(self, *arguments):
-        command = [str(riptide), "serve", "--port", "0", "--ctx", "512", *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        self.log = ""
-        while not re.search("^ready ", self.log, re.MULTILINE) and (line := self.process.stderr.readline()):
-            self.log += line
-        found = re.search(r"ready .*?:(\d+)/v1", self.log)
-        expect(found is not None, f"riptide serve {arguments} gets ready: {self.log}")
-        self.port = int(found[1]) if found else 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.send_signal(signal.SIGTERM)
-        self.rest = self.process.communicate(timeout=60)[1]
-        expect(self.process.returncode == 0, f"the server ends: {self.process.returncode} {self.rest}")
+def served(*arguments):
+    return Server("--ctx", 512, *arguments)
 
 
 def disk_cache():
     bad(66, "/dev/null: cannot be used as a cache", "serve", "--port", 0, "--cache-dir", "/dev/null")
     bad(66, "cannot be used as a cache", "serve", "--port", 0, "--cache-dir", "/proc/nothing")
-    with Server("--cache-dir", work / "cache") as first:
-        expect("cache " not in first.log, f"a folder that can be used is not worth a word: {first.log}")
-        with Server("--cache-dir", work / "cache") as second:
-            expect(re.search("^cache .*another process", second.log, re.MULTILINE), f"a folder in use is said: {second.log}")
+    with served("--cache-dir", work / "cache") as first:
+        expect("cache " not in first.log(), f"a folder that can be used is not worth a word: {first.log()}")
+        with served("--cache-dir", work / "cache") as second:
+            expect(re.search("^cache .*another process", second.log(), re.MULTILINE), f"a folder in use is said: {second.log()}")
         shutil.rmtree(work / "cache")  # what the server holds cannot be saved as it ends
         body = json.dumps({"prompt": "word " * 400, "max_tokens": 1})
         done = shell(f"curl -s -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:{first.port}/v1/completions")
         expect(b'"text_completion"' in done.stdout, f"the cache stops no answer: {done}")
-    said = re.findall("^cache .*cannot be written.*", first.rest, re.MULTILINE)
-    expect(len(said) in [1, 2] and "more like it" in said[-1], f"what cannot be saved is said, once and then as a number: {first.rest}")
+    said = re.findall("^cache .*cannot be written.*", first.log(), re.MULTILINE)
+    expect(len(said) in [1, 2] and "more like it" in said[-1], f"what cannot be saved is said, once and then as a number: {first.log()}")
 
 
 def stray_words():
@@ -128,7 +110,7 @@ def empty_values():
 
 def key_files():
     (work / "keys.txt").write_bytes(b"  first\n\tsecond \t\r\n \t # no key\n \t\nlast\t")
-    with Server("--api-key-file", work / "keys.txt") as server:
+    with served("--api-key-file", work / "keys.txt") as server:
         for key, status in [("first", 200), ("second", 200), ("last", 200), ("# no key", 401), ("", 401)]:
             done = shell(f"curl -s -o /dev/null -w '%{{http_code}}' -H 'x-api-key: {key}' http://127.0.0.1:{server.port}/v1/models")
             expect(done.stdout.decode() == str(status), f"the key '{key}' gives {done.stdout}, expected {status}")
@@ -158,7 +140,7 @@ def tls():
     agents.mkdir()
     (agents / "claude").write_text("#!/bin/sh\nexit 3\n")
     (agents / "claude").chmod(0o755)
-    with Server("--tls-cert", made["server"], "--tls-key", work / "server.key", "--api-key", "secret") as server:
+    with served("--tls-cert", made["server"], "--tls-key", work / "server.key", "--api-key", "secret") as server:
         at = ["--port", server.port]
         bad(69, "speaks TLS", "ps", *at)
         done = cli_test.run("doctor", *at)
@@ -171,12 +153,12 @@ def tls():
         text = good("ps", *at, "--tls-ca", made["server"], "--api-key", "secret")
         expect("answers running" in text, f"ps over TLS: {text}")
         expect("already" in good("doctor", *at, "--tls-ca", made["server"]), "doctor over TLS")
-    with Server() as server:
+    with served() as server:
         bad(69, "does not speak TLS", "ps", "--port", server.port, "--tls-ca", made["server"])
 
 
 def no_tokenizer():
-    folder, ids = cli_test.ROOT / "tests/fixtures/laguna_xs2", work / "three.json"
+    folder, ids = ROOT / "tests/fixtures/laguna_xs2", work / "three.json"
     ids.write_text("[1, 2, 3]")
     asked = ["run", folder, "--tokens", ids, "-n", 4, "--temperature", 0]
     printed = good(*asked)
@@ -189,7 +171,7 @@ def no_tokenizer():
 
 
 def drafter_as_model():
-    for drafter in [cli_test.ROOT / "models/demo/laguna-demo-dflash.gguf", cli_test.ROOT / "tests/fixtures/dflash_zlab"]:
+    for drafter in [ROOT / "models/demo/laguna-demo-dflash.gguf", ROOT / "tests/fixtures/dflash_zlab"]:
         needle = f"{drafter}: is a DFlash drafter, which proposes tokens for a model and is none itself"
         for command in [["run", drafter, "-p", "x"], ["chat", drafter, "-m", "x"], ["serve", drafter, "--port", 0],
                         ["run", "-p", "x", "--scorer", drafter]]:
@@ -201,7 +183,7 @@ def drafter_as_model():
 
 
 def fallback_types():
-    fixtures = cli_test.ROOT / "tests/fixtures"
+    fixtures = ROOT / "tests/fixtures"
     for source, kind, said in [
         ("laguna_odd", "f16", None),
         ("dflash_zlab", "q8_0", None),
@@ -237,7 +219,7 @@ def requantised_weights():
             fits = [json.loads(good("fit", *what, *there))["models"][0] for what in ([name, "--weights", "q4_k_m"], [smaller])]
             expect({**fits[0], "name": ""} == {**fits[1], "name": ""}, f"fit counts requantised sizes: {fits}")
     (work / "list.json").write_text(json.dumps({"models": {"small": {"model": str(model), "weights": "q4_k_m"}}}))
-    with Server("--models", work / "list.json") as server:
+    with served("--models", work / "list.json") as server:
         body = json.dumps({"prompt": [2, 100, 101, 102, 103], "max_tokens": 8, "temperature": 0, "ignore_eos": True})
         done = shell(f"curl -s -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:{server.port}/v1/completions")
         expect(json.loads(done.stdout)["choices"][0]["text"] == first["text"], f"a listed model has weights of its own: {done} {first}")
@@ -259,7 +241,7 @@ def requantised_memory():
     layers, hidden, wide, vocabulary = 12, 1024, 3072, 16384
     folder, file, ids = work / "streamed", work / "streamed.gguf", work / "few.json"
     folder.mkdir()
-    config = json.loads((cli_test.ROOT / "tests/fixtures/qwen3_tied/config.json").read_text())
+    config = json.loads((ROOT / "tests/fixtures/qwen3_tied/config.json").read_text())
     config |= {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers, "head_dim": 64,
                "num_attention_heads": 16, "num_key_value_heads": 8, "layer_types": ["full_attention"] * layers,
                "max_window_layers": layers, "tie_word_embeddings": True}
@@ -295,8 +277,8 @@ def no_template():
     model = work / "tiny.gguf"
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templat_"))
     bad(65, "no chat template", "chat", model, "-m", "x")
-    with Server(model) as server:
-        line = server.process.stderr.readline()
+    with served(model) as server:
+        line = wait_for(lambda: re.search("(?m)^try.*\n", server.log()))[0]
         done = shell(line.removeprefix("try").replace("curl", "curl -s"))
         expect(line.startswith("try") and '"text_completion"' in done.stdout.decode(), f"what a server tells to try works: {line} {done}")
 
@@ -324,5 +306,4 @@ if __name__ == "__main__":
     token_counts()
     tls()
     messages()
-    print(f"{cli_test.checks} checks at the command line's edges, {len(cli_test.failures)} failed")
-    sys.exit(1 if cli_test.failures else 0)
+    sys.exit(told("the command line's edges"))

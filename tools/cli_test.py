@@ -11,32 +11,18 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-riptide = pathlib.Path(sys.argv[1]).resolve()
-work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-cli-"))
+from test_support import ROOT, Server, expect, riptide, scratch, told
+
+work = scratch("cli")
 os.environ["XDG_CACHE_HOME"] = str(work / "caches")  # nothing of the tests stays in the home of who runs them
-failures = []
-checks = 0
 
 
 def run(*arguments, timeout=120, stdin=None, path=None):
     return subprocess.run([str(riptide), *map(str, arguments)], capture_output=True, timeout=timeout, input=stdin,
                           stdin=subprocess.DEVNULL if stdin is None else None,
                           env=None if path is None else {**os.environ, "PATH": str(path)})
-
-
-def expect(condition, what, done=None):
-    global checks
-    checks += 1
-    if not condition:
-        failures.append(what)
-        print(f"FAILED {what}")
-        if done is not None:
-            print(f"  exit {done.returncode}\n  stdout: {done.stdout[-1500:]!r}\n  stderr: {done.stderr[-1500:]!r}")
 
 
 def good(*arguments, **options):
@@ -56,7 +42,7 @@ def bad(code, needle, *arguments, **options):
 
 def kernels():
     """What the plans say for three models on six chips: tests/ops/plan/kernels-*.txt."""
-    plans = pathlib.Path(__file__).parent.parent / "tests/ops/plan"
+    plans = ROOT / "tests/ops/plan"
     for shape in ["laguna-xs.2:q4_k_m", "qwen3.5-27b:q4_k_m", "qwen3.5-0.8b:bf16"]:
         said = "".join(good("kernels", "--random-weights", shape, "--chip", chip) + "\n"
                        for chip in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
@@ -66,7 +52,7 @@ def kernels():
         expect(said == held.read_text(), f"riptide kernels: {shape} as in {held.name}")
     one = json.loads(good("kernels", "--rows", "1,4", "--kv", "q8_0/q4_0", "--json"))
     files = {kernel["file"] for line in one["ops"] for run in line["runs"] for kernel in run["kernels"]}
-    expect(len(files) > 2 and all((plans.parent.parent.parent / file).is_file() for file in files), "kernels: files that are there")
+    expect(len(files) > 2 and all((ROOT / file).is_file() for file in files), "kernels: files that are there")
     bad(64, "sm_90", "kernels", "--chip", "sm_42")
     bad(64, "ascending", "kernels", "--rows", "4,1")
 
@@ -471,30 +457,12 @@ def serve():
     bad(65, "keys.txt", "serve", "--api-key-file", work / "keys.txt")
     bad(66, "nowhere.gguf", "serve", work / "nowhere.gguf", "--port", 0)
     (work / "keys.txt").write_text("# one\nsecret\n")
-    process = subprocess.Popen([str(riptide), "serve", "--port", "0", "--ctx", "2048", "--api-key-file", str(work / "keys.txt")],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if line.startswith("try"):
-            break
-    port = re.search(r"http://127\.0\.0\.1:(\d+)/v1", "".join(lines))
-    expect(port is not None and len(lines) <= 12, f"riptide serve says where it listens: {lines}")
-    if port:
-        url = f"http://127.0.0.1:{port[1]}"
-        body = json.dumps({"messages": [{"role": "user", "content": "What is 12 plus 30?"}], "temperature": 0}).encode()
-        headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
-        ask = urllib.request.Request(url + "/v1/chat/completions", body, headers)
-        answer = json.loads(urllib.request.urlopen(ask, timeout=60).read())
+    with Server("--ctx", 2048, "--api-key-file", work / "keys.txt") as server:
+        expect(len(server.log().splitlines()) <= 12, f"riptide serve says where it listens: {server.log()}")
+        answer = server.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 12 plus 30?"}], "temperature": 0},
+                            {"Authorization": "Bearer secret"})
         expect("42" in answer["choices"][0]["message"]["content"], f"the demo model answers over HTTP: {answer}")
-        bad(69, "in use", "serve", "--port", port[1])
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.communicate(timeout=20)
-        expect(process.returncode == 0, f"SIGTERM ends riptide serve: exit {process.returncode}")
-    except subprocess.TimeoutExpired:
-        process.kill()
-        expect(False, "SIGTERM ends riptide serve")
+        bad(69, "in use", "serve", "--port", server.port)
 
 
 def interrupt(model):
@@ -522,5 +490,4 @@ if __name__ == "__main__":
     long_texts()
     serve()
     interrupt(tiny)
-    print(f"{checks} command line checks, {len(failures)} failed")
-    sys.exit(1 if failures else 0)
+    sys.exit(told("the command line"))

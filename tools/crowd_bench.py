@@ -7,22 +7,11 @@ import argparse
 import http.client
 import json
 import random
-import re
-import subprocess
 import sys
 import threading
 import time
 
-
-def start(riptide, model, flags):
-    server = subprocess.Popen([riptide, "serve", model, "--port", "0", *flags], stderr=subprocess.PIPE, text=True)
-    for line in server.stderr:
-        ready = re.match(r"ready.*http://127\.0\.0\.1:(\d+)/v1", line)
-        if ready:
-            threading.Thread(target=server.stderr.read, daemon=True).start()
-            return server, int(ready[1])
-        print(line, end="", file=sys.stderr)
-    sys.exit("the server has ended")
+from test_support import Server
 
 
 def ask(port, prompt, answer):
@@ -73,21 +62,18 @@ def main():
     parser.add_argument("--ids", type=int, default=90000)
     flags = sys.argv[sys.argv.index("--") + 1:] if "--" in sys.argv else []
     o = parser.parse_args(sys.argv[1:len(sys.argv) - len(flags) - ("--" in sys.argv)])
-    server, port = start(o.riptide, o.model, flags)
 
     def made(seed):
         draw = random.Random(seed)
         return [draw.randrange(100, o.ids) for _ in range(o.prompt)]
 
-    try:
+    with Server(o.model, *flags).ready(1000) as server:  # weights may be large
+        port = server.port
         crowd(port, [made(19), made(20)], 2, 40)  # warm
         for clients in map(int, o.clients.split(",")):
             asked = clients * (4 if clients <= 32 else 2)
             tokens, seconds = crowd(port, [made(1000 * clients + i) for i in range(asked)], clients, o.answer)
             print(f"{clients:4} clients, {asked} answers: {tokens / seconds:.0f} tok/s, {seconds:.2f} s", flush=True)
-    finally:
-        server.terminate()
-        server.wait()
 
 
 if __name__ == "__main__":

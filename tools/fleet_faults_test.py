@@ -15,74 +15,26 @@ import json
 import os
 import pathlib
 import random
-import re
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
-import fleet_test as fleet
-from fleet_test import expect, free_port, get, post, wait_for
+from fleet_test import HOSTS, Replica, contrib, haproxy_stats
+from test_support import HOST, PATIENCE, attempt, expect, free_port, installed, running, scratch, servers, skipped, told, wait_for
 
 options = argparse.Namespace(long=False, only="")
-work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-faults-"))
-HOST = "127.0.0.1"
+work = scratch("faults")
 # Servers that meet a folder's permissions may not be root, who passes them.
 OTHER = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
 
 
-class Server:
-    """A riptide serve of its own."""
-
-    def __init__(self, *flags, threads=1, **more):
-        self.port, self.management = free_port(), free_port()
-        self.command = [str(fleet.riptide), "serve", "--device", "cpu", "--threads", str(threads), "--ctx", "2048", "--quiet",
-                        "--port", str(self.port), "--management-port", str(self.management), *map(str, flags)]
-        self.more = more
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                        stderr=open(work / f"{self.port}.log", "ab"), **self.more)
-
-    def ready(self):
-        expect(wait_for(lambda: self.process.poll() is not None or fleet.answers(HOST, self.management, "/readyz"))
-               and self.process.poll() is None, f"a server gets ready: {(work / f'{self.port}.log').read_text()[-500:]}")
-        return self
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def end(self):
-        fleet.end(self.process)
-
-    def ask(self, path, body, headers=None):
-        return post(HOST, self.port, path, body, headers)
-
-    def metric(self, name):
-        return float(re.search(rf"(?m)^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", get(HOST, self.management, "/metrics"))[1])
-
-
-@contextlib.contextmanager
-def servers(*started):
-    try:
-        yield [server.ready() for server in started]
-        for server in started:
-            server.end()
-    finally:
-        for server in started:
-            if server.process.poll() is None:
-                server.kill()
-
-
 def stream(host, port, body, headers=None, seen=None):
     """Replica, tokens and whether the stream came to its end."""
-    client, tokens, replica = http.client.HTTPConnection(host, port, timeout=fleet.PATIENCE), 0, None
+    client, tokens, replica = http.client.HTTPConnection(host, port, timeout=PATIENCE), 0, None
     try:
         client.request("POST", "/v1/completions", json.dumps({"stream": True, **body}), {"Content-Type": "application/json", **(headers or {})})
         reply = client.getresponse()
@@ -120,29 +72,19 @@ def turn(ask, messages, headers=None, tokens=8):
 @contextlib.contextmanager
 def behind_haproxy(*flags):
     """Three servers as contrib/haproxy.cfg has them, and the name of who answered in each reply: (port, their processes)."""
-    ports = {name: (free_port(), free_port()) for name in ("one", "two", "three")}
-    started = {name: Server(*flags, "--host", HOST, "--agent-port", agent) for name, (_, agent) in ports.items()}
-    front, config = free_port(), (fleet.ROOT / "contrib/haproxy.cfg").read_text()
-    changes = [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("global\n", f"global\n    stats socket {work}/stats level admin\n"),
-               ("\nbackend replicas\n", "\nbackend replicas\n    http-response set-header x-replica %s\n")]
-    changes += [(f"server {name} {host}:8484 agent-port 8486", f"server {name} {HOST}:{started[name].port} agent-port {agent}")
-                for host, (name, (_, agent)) in zip(fleet.HOSTS, ports.items())]
-    for old, new in changes:
-        expect(config.count(old) == 1, f"contrib/haproxy.cfg has {old}")
-        config = config.replace(old, new)
-    (work / "haproxy.cfg").write_text(config)
-    with servers(*started.values()), fleet.running("haproxy", "-f", str(work / "haproxy.cfg"), "-db"):
+    started, front = {name: Replica(*flags) for name in ("one", "two", "three")}, free_port()
+    config = contrib("haproxy.cfg", [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("global\n", f"global\n    stats socket {work}/stats level admin\n"),
+                                     ("\nbackend replicas\n", "\nbackend replicas\n    http-response set-header x-replica %s\n"),
+                                     *((f"server {name} {host}:8484 agent-port 8486", f"server {name} {HOST}:{server.port} agent-port {server.agent}")
+                                       for host, (name, server) in zip(HOSTS, started.items()))])
+    with servers(*started.values()), running("haproxy", "-f", str(config), "-db"):
         expect(wait_for(lambda: all(weight(name) == "100" for name in started)), "HAProxy finds all three ready")
         yield front, started
-        for server in started.values():
-            if server.process.poll() is not None:
-                server.start()  # for an orderly end
-                server.ready()
 
 
 def weight(name):
     try:
-        row = fleet.haproxy_stats(work / "stats")[name]
+        row = haproxy_stats(work / "stats")[name]
         return row["weight"] if row["status"].startswith("UP") and row["agent_status"] == "L7OK" else None
     except OSError:
         return None
@@ -173,7 +115,7 @@ def answered_by(front, number, messages):
     named = {}
 
     def ask(path, body, headers):
-        client = http.client.HTTPConnection(HOST, front, timeout=fleet.PATIENCE)
+        client = http.client.HTTPConnection(HOST, front, timeout=PATIENCE)
         client.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
         reply = client.getresponse()
         named["replica"], answer = reply.getheader("x-replica"), json.loads(reply.read())
@@ -242,7 +184,7 @@ def killed_under_streams(front, started):
 
 
 def haproxy():
-    if not fleet.installed("haproxy", "agent weights, and a kill under 64 streams"):
+    if not installed("haproxy", "agent weights, and a kill under 64 streams"):
         return
     with behind_haproxy("--max-running", 4) as (front, started):
         weights_that_change(front, started)
@@ -257,7 +199,7 @@ class Shared:
     """A folder that servers share, and what their answers must be."""
 
     def __init__(self):
-        self.home = pathlib.Path(tempfile.mkdtemp(prefix="riptide-shared-"))
+        self.home = scratch("shared")
         self.folder, self.secret = self.home / "shared", self.home / "secret"
         self.folder.mkdir()
         self.secret.write_text(os.urandom(32).hex() + "\n")
@@ -266,7 +208,7 @@ class Shared:
                 os.chown(path, OTHER["user"], OTHER["group"])
 
     def server(self):
-        return Server("--shared-cache", f"dir:{self.folder}", "--shared-cache-key", self.secret, "--cache-ram", 64,
+        return Replica("--shared-cache", f"dir:{self.folder}", "--shared-cache-key", self.secret, "--cache-ram", 64,
                       env={**os.environ, "HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / "cache")}, **OTHER)
 
     def records(self):
@@ -278,7 +220,7 @@ def killed_writers():
     a server without the shared tier says."""
     kills, rng = 1000 if options.long else 20, random.Random(2026)
     shared, found, wrong = Shared(), 0, 0
-    with servers(Server(), shared.server(), shared.server()) as (plain, writer, reader):
+    with servers(Replica(), shared.server(), shared.server()) as (plain, writer, reader):
         for kill in range(kills):
             messages = talk(f"{kill % 7} and {kill}", 60)
             other, alone = [*messages], [*messages]
@@ -300,7 +242,6 @@ def killed_writers():
     print(f"{kills} kills of a writer: {found} conversations found at the neighbour, {wrong} wrong answers")
     expect(wrong == 0, f"no answer is wrong behind {kills} kills: {wrong}")
     expect(found >= kills // 10, f"some of what was written is found: {found} of {kills}")
-    shutil.rmtree(shared.home)
 
 
 def quietly(what):
@@ -314,7 +255,7 @@ def folder_that_fails():
     small = os.getuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=777", "riptide", str(shared.folder)],
                                                 capture_output=True).returncode == 0
     if not small:
-        fleet.skipped.append("a shared folder that is full: this machine lets nobody mount a file system")
+        skipped.append("a shared folder that is full: this machine lets nobody mount a file system")
     number, words = 0, []
 
     def both(what, least=None):
@@ -339,7 +280,7 @@ def folder_that_fails():
         before = shared.records()
         time.sleep(quiet)
         return before == shared.records()
-    with servers(Server(), shared.server(), shared.server()) as (plain, one, two):
+    with servers(Replica(), shared.server(), shared.server()) as (plain, one, two):
         both("a folder in order", 0.8)
         if small:
             filler = shared.folder / "filler"
@@ -373,7 +314,6 @@ def folder_that_fails():
                 two_would_find(messages)
                 return turn(two.ask, messages)[1] > 0
         expect(wait_for(again), "a folder that is there again is used again")
-    shutil.rmtree(shared.home)
 
 
 # Beside decoding
@@ -393,7 +333,7 @@ def scrapes_beside_decoding():
     scraper = ("import http.client,sys,time\nc=http.client.HTTPConnection('127.0.0.1',int(sys.argv[1]))\nn,t=0,time.monotonic()\n"
                "while True:\n c.request('GET','/metrics');c.getresponse().read();n+=1\n"
                " print(n,time.monotonic()-t,flush=True)\n time.sleep(max(0,t+n/200-time.monotonic()))\n")
-    with servers(Server()) as (server,):
+    with servers(Replica()) as (server,):
         def decode(into):
             (_, waited), began = cpu_facts(server.process.pid), time.monotonic()
             server.ask("/v1/completions", {"prompt": "x y z", "max_tokens": 1200, "ignore_eos": True, "temperature": 0})
@@ -415,7 +355,7 @@ def scrapes_beside_decoding():
 
 def idle_with_a_full_cache():
     """T4: what the cache keeps beyond answers counts as free; running answers are what the load generator has."""
-    with servers(Server("--kv-tokens", 4096, "--max-running", 8)) as (server,):
+    with servers(Replica("--kv-tokens", 4096, "--max-running", 8)) as (server,):
         for number in range(8):
             turn(server.ask, talk(number, 60))
         expect(server.metric("vllm:kv_cache_usage_perc") == 0 and server.metric("riptide_kv_usage_ratio") == 0, "idle, with a full cache, nothing is used")
@@ -442,7 +382,7 @@ def collectors():
     hanging = http.server.ThreadingHTTPServer((HOST, 0), Collector)
     hanging.daemon_threads = True
     threading.Thread(target=hanging.serve_forever, daemon=True).start()
-    started = [Server(), Server("--otlp-endpoint", f"http://{HOST}:{hanging.server_port}"), Server("--otlp-endpoint", f"http://{HOST}:{free_port()}")]
+    started = [Replica(), Replica("--otlp-endpoint", f"http://{HOST}:{hanging.server_port}"), Replica("--otlp-endpoint", f"http://{HOST}:{free_port()}")]
     with servers(*started):
         times = [[] for _ in started]
         for _ in range(1500 if options.long else 300):
@@ -461,7 +401,7 @@ def collectors():
 
 
 def status(port, path, method="GET", body=None, headers=None):
-    client = http.client.HTTPConnection(HOST, port, timeout=fleet.PATIENCE)
+    client = http.client.HTTPConnection(HOST, port, timeout=PATIENCE)
     client.request(method, path, body, headers or {})
     reply = client.getresponse()
     out = reply.status, reply.read().decode(errors="replace"), dict(reply.getheaders())
@@ -474,7 +414,7 @@ def routers():
     no word of a prompt where none may be."""
     (work / "keys").write_text("sesame\n")
     key, canary = {"Authorization": "Bearer sesame"}, "canarybird"
-    with servers(Server("--api-key-file", work / "keys", "--alias", "demo")) as (server,):
+    with servers(Replica("--api-key-file", work / "keys", "--alias", "demo")) as (server,):
         for port, headers in ((server.port, key), (server.management, {})):
             expect(status(port, "/health", headers={})[0] == 200, "SMG: health")
             models = json.loads(status(port, "/v1/models", headers=headers)[1])["data"][0]
@@ -518,20 +458,12 @@ def main():
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--only", default="", metavar="PART", help=", ".join(PARTS))
     parser.parse_args(namespace=options)
-    try:
-        for name, part in PARTS.items():
-            if options.only not in name:
-                continue
+    for name, part in PARTS.items():
+        if options.only in name:
             began = time.monotonic()
-            try:
-                part()
-            except Exception as error:  # the other parts are worth knowing, too
-                expect(False, f"{name}: {type(error).__name__}: {error}")
+            attempt(part)
             print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
-    finally:
-        shutil.rmtree(work)
-        shutil.rmtree(fleet.work, ignore_errors=True)
-    return fleet.told("what a fleet bears")
+    return told("what a fleet bears")
 
 
 if __name__ == "__main__":

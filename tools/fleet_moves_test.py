@@ -8,18 +8,16 @@ least of several times is compared; --long takes more, and prints medians. A fol
 before it (open() in it takes 500 ms), which a C compiler makes; without one that is skipped.
 """
 import os
-import pathlib
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
-import fleet_faults_test as faults
-import fleet_test as fleet
-from fleet_test import expect, wait_for
+from fleet_faults_test import talk, turn
+from fleet_test import Replica
+from test_support import attempt, expect, scratch, servers, skipped, told
 
 LONG = "--long" in sys.argv[2:]
 FEW, MANY = (10, 30) if LONG else (2, 8)
@@ -48,7 +46,7 @@ static int late(const char* name, const char* path, int flags, mode_t mode) {
 FORWARD(open)
 FORWARD(open64)
 """
-secret = pathlib.Path(tempfile.mkdtemp(prefix="riptide-moves-"))
+secret = scratch("moves")
 
 
 class Folder:
@@ -75,15 +73,11 @@ class Folder:
 
 
 def server(*flags, **more):
-    out = faults.Server("--cache-ram", 256, *flags, **more)
-    out.kill()
-    out.command[out.command.index("--ctx") + 1] = "8192"
-    out.start()
-    return out
+    return Replica("--cache-ram", 256, *flags, ctx=8192, **more)
 
 
 def conversation(name):
-    return faults.talk(name, SENTENCES)
+    return talk(name, SENTENCES)
 
 
 def first_token(one, messages):
@@ -105,12 +99,12 @@ def read_all(records):
 
 def moves():
     folder, took, over, alone, home, shares = Folder(), [], [], [], [], []
-    with faults.servers(server(), folder.server(), folder.server()) as (plain, one, two):
+    with servers(server(), folder.server(), folder.server()) as (plain, one, two):
         for each in (one, two):
-            faults.turn(each.ask, conversation("before"))  # until then it has not measured how fast it reads
+            turn(each.ask, conversation("before"))  # until then it has not measured how fast it reads
         while len(took) < FEW or (len(took) < MANY and min(over) > 0):
             before, messages = folder.settled(), conversation(f"moved {len(took)}")
-            faults.turn(one.ask, messages)
+            turn(one.ask, messages)
             size, reading = read_all(folder.settled() - before)
             seconds, words, cached, tokens = first_token(two, messages)
             home.append(first_token(one, messages)[0])
@@ -130,12 +124,12 @@ def moves():
 
 def of_no_use(what, folder, two, spoil):
     """First tokens of conversations at `two`, whose folder is of no use, against a server without one."""
-    with faults.servers(server(), folder.server(), two) as (plain, one, two):
-        faults.turn(two.ask, conversation(f"{what}, before"))
+    with servers(server(), folder.server(), two) as (plain, one, two):
+        turn(two.ask, conversation(f"{what}, before"))
         ratios, with_it, without = [], [], []
         while len(ratios) < FEW or (len(ratios) < MANY and min(with_it) > 1.05 * min(without)):
             messages = conversation(f"{what} {len(ratios)}")
-            faults.turn(one.ask, messages)
+            turn(one.ask, messages)
             spoil(folder)
             order = (two, plain) if len(ratios) % 2 else (plain, two)
             found = {id(each): first_token(each, messages) for each in order}
@@ -161,7 +155,7 @@ def dead(folder):
 def full():
     folder = Folder()
     if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "riptide", str(folder.path)], capture_output=True).returncode != 0:
-        fleet.skipped.append("first tokens beside a full folder: this machine lets nobody mount a file system")
+        skipped.append("first tokens beside a full folder: this machine lets nobody mount a file system")
         return
     try:
         with open(folder.path / "filler", "wb", buffering=0) as out:
@@ -179,7 +173,7 @@ def slow():
     library = secret / "slow.so"
     compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if not compiler or subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library), "-ldl"], input=SLOW.encode()).returncode != 0:
-        fleet.skipped.append("first tokens beside a slow folder: no C compiler")
+        skipped.append("first tokens beside a slow folder: no C compiler")
         return
     folder = Folder()
     before = {**os.environ, "LD_PRELOAD": str(library), "SLOW_FOLDER": str(folder.path)}
@@ -190,16 +184,8 @@ def main():
     (secret / "key").write_text(os.urandom(32).hex() + "\n")
     parts = [moves, lambda: of_no_use("is gone", (folder := Folder()), folder.server(), dead),
              lambda: of_no_use("lies", (folder := Folder()), folder.server(), lies), full, slow]
-    try:
-        for part in parts:
-            try:
-                part()
-            except Exception as error:
-                expect(False, f"{type(error).__name__}: {error}")
-    finally:
-        for path in (secret, faults.work, fleet.work):
-            shutil.rmtree(path, ignore_errors=True)
-    return fleet.told("conversations that move")
+    attempt(*parts)
+    return told("conversations that move")
 
 
 if __name__ == "__main__":

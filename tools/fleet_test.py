@@ -10,115 +10,44 @@ import csv
 import http.client
 import json
 import os
-import pathlib
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.parse
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from test_support import HOST, PATIENCE, ROOT, Server, answers, ask, attempt, expect, free_port, get, installed, running, scratch, servers, told, wait_for
+
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-PATIENCE = 100
-riptide = pathlib.Path(sys.argv[1]).resolve()
-work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-fleet-"))
-failures, checks, skipped = [], 0, []
-
-
-def expect(condition, what):
-    global checks
-    checks += 1
-    if not condition:
-        failures.append(what)
-        print(f"FAILED {what}")
-
-
-def told(what):
-    """What was skipped and how many checks failed; the exit code."""
-    for line in skipped:
-        print(f"skipped: {line}")
-    print(f"{checks} checks of {what}, {len(failures)} failed")
-    return 1 if failures else 0
-
-
-def wait_for(condition):
-    until = time.monotonic() + PATIENCE
-    while not (found := condition()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return found
-
-
-given_ports = set()
-
-
-def free_port():
-    """One that is free at each of HOSTS, and was not given before."""
-    while True:
-        with socket.socket() as sock:
-            sock.bind(("", 0))
-            port = sock.getsockname()[1]
-        if port not in given_ports:
-            given_ports.add(port)
-            return port
-
-
+work = scratch("fleet")
 API, MANAGEMENT, AGENT = free_port(), free_port(), free_port()
+replicas = []
 
 
-def get(host, port, path):
-    with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=PATIENCE) as reply:
-        return reply.read().decode()
+class Replica(Server):
+    """One as docs/fleet.md has it: with the ports of management and of HAProxy's agent."""
+
+    def __init__(self, *flags, host=HOST, port=None, management=None, agent=None, ctx=2048, **more):
+        self.management, self.agent = management or free_port(), agent or free_port()
+        super().__init__("--device", "cpu", "--threads", 1, "--ctx", ctx, "--quiet", "--management-host", host, "--management-port", self.management,
+                         "--agent-port", self.agent, *flags, host=host, port=port, **more)
+
+    def metric(self, name, *labels):
+        """The value of one without labels; else the sum of those with one of these labels."""
+        page = get(self.management, "/metrics", host=self.host)
+        of = [re.escape(name + label) for label in labels] or [re.escape(name) + r"(?:\{[^}]*\})?"]
+        return sum(float(re.search(rf"(?m)^{one} (\S+)$", page)[1]) for one in of)
 
 
-def post(host, port, path, body, headers=None):
-    request = urllib.request.Request(f"http://{host}:{port}{path}", json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"} | (headers or {}))
-    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-        return json.loads(reply.read())
-
-
-def answers(url_host, port, path):
-    try:
-        get(url_host, port, path)
-        return True
-    except OSError:
-        return False
-
-
-def serve(host):
-    return subprocess.Popen([str(riptide), "serve", "--device", "cpu", "--threads", "1", "--ctx", "2048", "--quiet",
-                             "--host", host, "--port", str(API), "--management-host", host, "--management-port",
-                             str(MANAGEMENT), "--agent-port", str(AGENT), "--max-running", "1", "--admin",
-                             "--shared-cache", f"dir:{work}/shared", "--shared-cache-key", str(work / "secret")],
-                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def end(process):
-    if process.poll() is None:
-        process.terminate()
-        expect(process.wait(timeout=PATIENCE) == 0, "a server ends in order")
-
-
-@contextlib.contextmanager
-def running(*command):
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(timeout=PATIENCE)
-
-
-def installed(program, what):
-    if shutil.which(program):
-        return True
-    skipped.append(f"{what}: {program} is not installed")
-    return False
+def contrib(name, changes):
+    """A copy of a file in contrib/ with these parts replaced, each of which must be there once."""
+    text, copy = (ROOT / "contrib" / name).read_text(), work / f"{free_port()}-{name}"
+    for old, new in changes:
+        expect(text.count(old) == 1, f"contrib/{name} has {old}")
+        text = text.replace(old, new)
+    copy.write_text(text)
+    return copy
 
 
 def families(page):
@@ -176,25 +105,15 @@ def haproxy_stats(path):
     return {row["svname"]: row for row in rows if row["pxname"] == "replicas"}
 
 
-def submitted(host):
-    page = get(host, MANAGEMENT, "/metrics")
-    return int(re.search(r"(?m)^riptide_requests_submitted_total (\d+)$", page)[1])
-
-
-def haproxy(servers):
+def haproxy():
     if not installed("haproxy", "three servers behind HAProxy"):
         return
     done = subprocess.run(["haproxy", "-c", "-f", ROOT / "contrib/haproxy.cfg"], capture_output=True, text=True)
     expect(done.returncode == 0, f"haproxy takes contrib/haproxy.cfg: {done.stdout} {done.stderr}")
     front, stats = free_port(), work / "stats"
-    config = (ROOT / "contrib/haproxy.cfg").read_text()
-    changes = [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("global\n", f"global\n    stats socket {stats} level admin\n")]
-    changes += [(f"{host}:8484 agent-port 8486", f"{host}:{API} agent-port {AGENT}") for host in HOSTS]
-    for old, new in changes:
-        expect(config.count(old) == 1, f"contrib/haproxy.cfg has {old}")
-        config = config.replace(old, new)
-    (work / "haproxy.cfg").write_text(config)
-    with running("haproxy", "-f", str(work / "haproxy.cfg"), "-db"):
+    config = contrib("haproxy.cfg", [("127.0.0.1:8480", f"127.0.0.1:{front}"), ("global\n", f"global\n    stats socket {stats} level admin\n"),
+                                     *((f"{host}:8484 agent-port 8486", f"{host}:{API} agent-port {AGENT}") for host in HOSTS)])
+    with running("haproxy", "-f", str(config), "-db"):
         def seen(server, **facts):
             if not stats.exists():
                 return False
@@ -210,15 +129,14 @@ def haproxy(servers):
         for talk in talks:
             talk.turn()
         wait_for(lambda: written_lately() == written_lately(0.5))
-        servers[0].send_signal(signal.SIGKILL)
-        servers[0].wait()
+        replicas[0].kill()
         gave_up = [talk.number for talk in talks if not found_when_moved(talk)]
         if gave_up:
             print(f"conversations {gave_up}: on a busy machine the folder answered too late to be waited for, and in time when asked again")
         moved = shared_requests("fetched")
         expect(moved >= 1, f"conversations of the killed server come from the shared folder: {moved}")
         for number in range(12):
-            reply = post("127.0.0.1", front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"s{number}"})
+            reply = ask(front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"s{number}"})
             expect("choices" in reply, "the others take over when one is killed")
 
 
@@ -232,7 +150,7 @@ class Talk:
         """Tokens that were found in the cache."""
         self.before = self.tokens
         self.messages.append({"role": "user", "content": "Tell me about tea."})
-        reply = post("127.0.0.1", self.front, "/v1/chat/completions", {"messages": self.messages, "max_tokens": 8},
+        reply = ask(self.front, "/v1/chat/completions", {"messages": self.messages, "max_tokens": 8},
                      {"x-session-id": f"talk {self.number}"})
         self.messages.append(reply["choices"][0]["message"])
         self.tokens = reply["usage"]["prompt_tokens"]
@@ -246,9 +164,7 @@ class Talk:
 
 def shared_requests(*results):
     """At the servers that are left."""
-    pages = [get(host, MANAGEMENT, "/metrics") for host in HOSTS[1:]]
-    return sum(int(re.search(rf'(?m)^riptide_shared_requests_total{{result="{result}"}} (\d+)$', page)[1])
-               for page in pages for result in results)
+    return sum(replica.metric("riptide_shared_requests_total", *(f'{{result="{result}"}}' for result in results)) for replica in replicas[1:])
 
 
 def found_when_moved(talk):
@@ -262,8 +178,8 @@ def found_when_moved(talk):
             expect(found, f"conversation {talk.number}: {cached} of {before} tokens cached when a server is killed, {'late' if late else 'not late'}")
             return first
         first = False
-        for host in HOSTS[1:]:  # so that only the folder has it
-            post(host, API, "/flush_cache", {})
+        for replica in replicas[1:]:  # so that only the folder has it
+            replica.ask("/flush_cache", {})
         talk.take_back()
 
 
@@ -275,30 +191,30 @@ def written_lately(pause=0.0):
 def sessions_stay(front):
     used = collections.Counter()
     for number in range(24):
-        before = [submitted(host) for host in HOSTS]
+        before = [replica.metric("riptide_requests_submitted_total") for replica in replicas]
         for _ in range(2):
-            post("127.0.0.1", front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"session {number}"})
-        gained = [submitted(host) - was for host, was in zip(HOSTS, before)]
+            ask(front, "/v1/completions", {"prompt": "x", "max_tokens": 1}, {"x-session-id": f"session {number}"})
+        gained = [replica.metric("riptide_requests_submitted_total") - was for replica, was in zip(replicas, before)]
         expect(sorted(gained) == [0, 0, 2], f"a session stays on one server: {gained}")
         used[gained.index(max(gained))] += 1
     expect(len(used) == 3, f"sessions spread over the servers: {used}")
 
 
 @contextlib.contextmanager
-def held(host):
+def held(replica):
     """An answer that runs, for as long as its server is paused."""
     body = json.dumps({"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True})
 
     def busy():
-        client = http.client.HTTPConnection(host, API, timeout=PATIENCE)
+        client = http.client.HTTPConnection(replica.host, API, timeout=PATIENCE)
         client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         stream = client.getresponse()
         stream.readline()
-        post(host, API, "/pause", {})
-        load = json.loads(get(host, MANAGEMENT, "/v1/loads"))["loads"][0]
+        replica.ask("/pause", {})
+        load = ask(MANAGEMENT, "/v1/loads", host=replica.host)["loads"][0]
         if load["num_running_reqs"] == 1:
             return client
-        post(host, API, "/resume", {})  # it had ended
+        replica.ask("/resume", {})  # it had ended
         client.close()
         return None
     client = wait_for(busy)
@@ -308,11 +224,11 @@ def held(host):
     finally:
         if client:
             client.close()
-        post(host, API, "/resume", {})
+        replica.ask("/resume", {})
 
 
 def weight_follows_load(seen):
-    with held(HOSTS[1]):
+    with held(replicas[1]):
         expect(wait_for(lambda: seen(weight="25")), "a server without a free place has a quarter of its weight")
     expect(wait_for(lambda: seen(weight="100")), "and all of it when it is free again")
 
@@ -320,19 +236,15 @@ def weight_follows_load(seen):
 def prometheus():
     if not installed("prometheus", "three servers scraped by Prometheus"):
         return
-    config = (ROOT / "contrib/prometheus.yml").read_text()
-    for old, new in [("scrape_interval: 5s", "scrape_interval: 1s"), ("evaluation_interval: 15s", "evaluation_interval: 1s"),
-                     ("- alerts.yml", f"- {ROOT}/contrib/alerts.yml")] + [(f"{host}:8485", f"{host}:{MANAGEMENT}") for host in HOSTS]:
-        expect(old in config, f"contrib/prometheus.yml has {old}")
-        config = config.replace(old, new)
-    (work / "prometheus.yml").write_text(config)
+    config = contrib("prometheus.yml", [("scrape_interval: 5s", "scrape_interval: 1s"), ("evaluation_interval: 15s", "evaluation_interval: 1s"),
+                                        ("- alerts.yml", f"- {ROOT}/contrib/alerts.yml"), *((f"{host}:8485", f"{host}:{MANAGEMENT}") for host in HOSTS)])
     port = free_port()
-    with running("prometheus", f"--config.file={work}/prometheus.yml", f"--storage.tsdb.path={work}/tsdb",
+    with running("prometheus", f"--config.file={config}", f"--storage.tsdb.path={work}/tsdb",
                  f"--web.listen-address=127.0.0.1:{port}"):
         def query(expression):
-            reply = json.loads(get("127.0.0.1", port, "/api/v1/query?query=" + urllib.parse.quote(expression)))
+            reply = ask(port, "/api/v1/query?query=" + urllib.parse.quote(expression))
             return reply["data"]["result"] if reply["status"] == "success" else None
-        expect(wait_for(lambda: answers("127.0.0.1", port, "/-/ready")), "Prometheus gets ready")
+        expect(wait_for(lambda: answers(port, "/-/ready")), "Prometheus gets ready")
         expect(wait_for(lambda: len(query('up{job="riptide"} == 1')) == 3), "it scrapes all three")
         for where, expression in expressions():
             if where.startswith("grafana"):
@@ -344,33 +256,21 @@ def prometheus():
             total = query("sum(vllm:num_requests_running)")
             return total and float(total[0]["value"][1]) == count
         expect(wait_for(lambda: running_now(0)), "nothing runs")
-        with held(HOSTS[0]), held(HOSTS[2]):
+        with held(replicas[0]), held(replicas[2]):
             expect(wait_for(lambda: running_now(2)), "two answers that run are two to Prometheus")
         expect(wait_for(lambda: running_now(0)), "and then none")
 
 
 def main():
     (work / "secret").write_text(os.urandom(32).hex() + "\n")
-    servers = [serve(host) for host in HOSTS]
-    try:
-        for host in HOSTS:
-            expect(wait_for(lambda host=host: answers(host, MANAGEMENT, "/readyz")), f"the server at {host} gets ready")
-            post(host, API, "/v1/completions", {"prompt": "one two three", "max_tokens": 3})
-        page = get(HOSTS[0], MANAGEMENT, "/metrics")
-        parts = [lambda: names_of_metrics(page), lambda: promtool(page), prometheus, lambda: haproxy(servers)]
-        for part in parts:
-            try:
-                part()
-            except Exception as error:
-                expect(False, f"{type(error).__name__}: {error}")
-        for server in servers:
-            end(server) if server.poll() is None else None
-    finally:
-        for server in servers:
-            if server.poll() is None:
-                server.kill()
-                server.wait()
-        shutil.rmtree(work)
+    replicas.extend(Replica("--max-running", 1, "--admin", "--shared-cache", f"dir:{work}/shared", "--shared-cache-key", work / "secret",
+                            host=host, port=API, management=MANAGEMENT, agent=AGENT) for host in HOSTS)
+    with servers(*replicas):
+        for replica in replicas:
+            expect(answers(MANAGEMENT, "/readyz", replica.host), f"the server at {replica.host} is ready")
+            replica.ask("/v1/completions", {"prompt": "one two three", "max_tokens": 3})
+        page = get(MANAGEMENT, "/metrics")
+        attempt(lambda: names_of_metrics(page), lambda: promtool(page), prometheus, haproxy)
     return told("three servers")
 
 

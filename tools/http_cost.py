@@ -17,25 +17,21 @@ import threading
 import time
 import urllib.request
 
+from test_support import ROOT, Server
+
 riptide, streams, tokens = sys.argv[1], int((sys.argv[2:3] or ["8"])[0]), int((sys.argv[3:4] or ["1500"])[0])
-root = pathlib.Path(__file__).resolve().parent.parent
 recites = pathlib.Path(riptide).name == "script_server"
 if recites:
     script = pathlib.Path(tempfile.mkdtemp()) / "script.json"
     script.write_text(json.dumps([{"reasoning": "", "answer": "", "numbers": tokens // 2}]))
-    server = subprocess.Popen([riptide, root / "models/demo/laguna-demo.gguf", script, "--ctx", str(4 * tokens + 512), "--max-running", str(streams),
+    server = subprocess.Popen([riptide, ROOT / "models/demo/laguna-demo.gguf", script, "--ctx", str(4 * tokens + 512), "--max-running", str(streams),
                                "--kv-tokens", str(streams * (4 * tokens + 512)), "--log", "0"], stdout=subprocess.PIPE, text=True)
     port = int(server.stdout.readline().split()[1])
     while "\nriptide_ready 1\n" not in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode():
         time.sleep(0.05)
 else:
-    server = subprocess.Popen([riptide, "serve", "--port", "0", "--ctx", "2048", "--device", "cpu", "--quiet"], stderr=subprocess.PIPE, text=True)
-    port = 0
-for line in [] if recites else server.stderr:
-    if line.startswith("ready"):
-        port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
-    if line.startswith("try"):
-        break
+    served = Server("--ctx", "2048", "--device", "cpu", "--quiet").ready()
+    server, port = served.process, served.port
 
 
 def io_seconds():

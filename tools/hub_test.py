@@ -12,14 +12,13 @@ import socket
 import struct
 import sys
 import threading
-import time
 import urllib.parse
-import urllib.request
 
 import cli_test
 from chat_test import Terminal
-from cli_edges_test import Server
-from cli_test import expect, work
+from cli_edges_test import served
+from cli_test import work
+from test_support import ROOT, expect, told, wait_for
 
 
 class FakeHub(http.server.BaseHTTPRequestHandler):
@@ -142,20 +141,15 @@ def small_files_and_revisions():
 
 def what_was_pulled_is_known():
     """The server takes the hub's SHA-256 for a file that it has not touched, and computes that of a copy once."""
-    demo = (cli_test.ROOT / "models/demo/laguna-demo.gguf").read_bytes()
+    demo = (ROOT / "models/demo/laguna-demo.gguf").read_bytes()
     memo = work / "caches/riptide/digests"
-    prompt = json.dumps({"prompt": "word " * 300, "max_tokens": 1, "temperature": 0})
+    prompt = {"prompt": "word " * 300, "max_tokens": 1, "temperature": 0}
 
-    def served(path, *, wait=lambda: True):
-        with Server(path, "--cache-dir", work / "shared-tier", "--cache-ram", 0) as server:
-            until = time.monotonic() + 60
-            while not wait() and time.monotonic() < until:
-                time.sleep(0.01)
-            request = urllib.request.Request(f"http://127.0.0.1:{server.port}/v1/completions", prompt.encode(),
-                                             {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                usage = json.load(answer)["usage"]
-        return usage["prompt_tokens_details"]["cached_tokens"], server.log + server.rest
+    def cached_by(path, *, wait=lambda: True):
+        with served(path, "--cache-dir", work / "shared-tier", "--cache-ram", 0) as server:
+            wait_for(wait)
+            usage = server.ask("/v1/completions", prompt)["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"], server.log()
 
     def known(path):
         return memo.exists() and f" {path}\n" in memo.read_text()
@@ -167,14 +161,14 @@ def what_was_pulled_is_known():
             done = pull("owner/name")
             expect(done.returncode == 0 and known(pulled), f"pull remembers what it has checked, again {again}", done)
         expect(hashlib.sha256(demo).hexdigest() in memo.read_text(), "by its SHA-256")
-        cached, log = served(pulled)
+        cached, log = cached_by(pulled)
         expect(cached == 0 and "SHA-256" not in log, f"a first answer, and nothing to compute: {cached} {log}")
         copy = work / "another/name.gguf"
         copy.parent.mkdir()
         copy.write_bytes(demo)
-        _, log = served(copy, wait=lambda: known(copy))
+        _, log = cached_by(copy, wait=lambda: known(copy))
         expect(re.search("^cache .*SHA-256", log, re.MULTILINE), f"a copy's is computed and said: {log}")
-        cached, log = served(copy)
+        cached, log = cached_by(copy)
         expect(cached > 200 and "SHA-256" not in log, f"and its K/V are those of the first: {cached} {log}")
         memo.write_text("not a memo")
         done = pull("owner/name")
@@ -210,7 +204,7 @@ def which_files():
 
 def models_by_name():
     """What pull has stored is found by every command; what is not there is fetched after a question, or not at all."""
-    demo = (cli_test.ROOT / "models/demo/laguna-demo.gguf").read_bytes()
+    demo = (ROOT / "models/demo/laguna-demo.gguf").read_bytes()
     store = work / "caches/riptide/models"
     once = ["-n", 2, "--temperature", 0]
     expected = cli_test.good("run", "-p", "x", *once)
@@ -231,8 +225,8 @@ def models_by_name():
         cli_test.good("chat", "owner/name", "-m", "x", *once)
         cli_test.good("bench", "owner/name", "--device", "cpu", "--prompt", 8, "--gen", 2, "--repeat", 1)
         expect("tensors" in cli_test.good("show", "owner/name") and "config" in cli_test.good("inspect", "owner/name"), "show, inspect")
-        with Server("owner/name") as server:
-            expect("model   demo-Q4_K_M" in server.log and "demo model" not in server.log, f"serve: {server.log}")
+        with served("owner/name") as server:
+            expect("model   demo-Q4_K_M" in server.log() and "demo model" not in server.log(), f"serve: {server.log()}")
         listed = json.loads(cli_test.good("list", "--json"))
         expect([(m["name"], m["bytes"]) for m in listed] == [("owner/name:Q4_K_M", len(demo))], f"list: {listed}")
         expect("owner/name:Q4_K_M" in cli_test.good("list"), "list, for people")
@@ -294,7 +288,7 @@ def names_in_files():
 
 
 def names_of_clients():
-    with Server("--log-content") as server:
+    with served("--log-content") as server:
         session = "tea\u202e\u009b2J".encode() + b"\x9b31m"
         body = json.dumps({"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as stream:
@@ -309,7 +303,7 @@ def names_of_clients():
                            b"Content-Type: application/json\r\nContent-Length: " + str(len(odd)).encode() + b"\r\n\r\n" + odd)
             while stream.recv(4096):
                 pass
-    expect("\\u202e\\u009b2J\\u007f" in server.rest and is_plain(server.rest.encode()), f"a log line: {server.rest!r}")
+    expect("\\u202e\\u009b2J\\u007f" in server.log() and is_plain(server.log().encode()), f"a log line: {server.log()!r}")
 
 
 if __name__ == "__main__":
@@ -321,5 +315,4 @@ if __name__ == "__main__":
     names_of_files()
     names_in_files()
     names_of_clients()
-    print(f"{cli_test.checks} checks of the hub and the terminal, {len(cli_test.failures)} failed")
-    sys.exit(1 if cli_test.failures else 0)
+    sys.exit(told("the hub and the terminal"))

@@ -3,17 +3,14 @@
 that never read, tiers, an index as llm-d's. usage: kv_events_test.py RIPTIDE [--long]. Nothing leaves loopback. Skipped without python3-zmq and
 python3-msgpack, and where riptide was built without libzmq.
 """
-import json
 import os
 import pathlib
 import random
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-import urllib.request
 
 try:
     import msgpack
@@ -22,75 +19,24 @@ except ImportError as missing:
     print(f"skipped: K/V events over ZeroMQ: {missing.name} is not installed")
     sys.exit(77)
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PATIENCE, BLOCK, END = 60, 64, b"\xff" * 8
+from test_support import PATIENCE, ROOT, Server, ask, attempt, expect, free_port, get, riptide, told, wait_for
+
+BLOCK, END = 64, b"\xff" * 8
 LONG = "--long" in sys.argv[2:]
 CANARY = "canarybird"
 MOST_TIME, MOST_CPU, MOST_GROWN = 1.15, 1.15, 64  # times, times, MiB
-riptide = pathlib.Path(sys.argv[1]).resolve()
 context = zmq.Context()
-failures, checks = [], 0
-
-
-def expect(condition, what):
-    global checks
-    checks += 1
-    if not condition:
-        failures.append(what)
-        print(f"FAILED {what}")
-
-
-def wait_for(condition):
-    until = time.monotonic() + PATIENCE
-    while not (found := condition()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return found
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 API, PLAIN, EVENTS, REPLAY = (free_port() for _ in range(4))
 TOPIC = f"kv@127.0.0.1:{API}@demo"
-
-
-def ask(path, body=None, port=API):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode() if body else None,
-                                     {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-        text = reply.read().decode()
-        return text if path == "/metrics" else json.loads(text)
-
-
-def ready(port):
-    try:
-        return ask("/health", port=port)
-    except OSError:
-        return None
+WITH_REPLAY = ("--kv-events-replay", f"tcp://127.0.0.1:{REPLAY}")
 
 
 def serve(*flags, port=API):
-    process = subprocess.Popen([str(riptide), "serve", "--device", "cpu", "--threads", "1", "--ctx", "2048", "--quiet",
-                                "--alias", "demo", "--port", str(port), *flags], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if not wait_for(lambda: process.poll() is not None or ready(port)) or process.poll() is not None:
-        sys.exit(f"FAILED the server does not start: {process.communicate()[1]}")
-    return process
+    return Server("--device", "cpu", "--threads", "1", "--ctx", "2048", "--quiet", "--alias", "demo", *flags, port=port).ready()
 
 
 def serve_events(*flags):
     return serve("--kv-events", f"tcp://127.0.0.1:{EVENTS}", *flags)
-
-
-WITH_REPLAY = ("--kv-events-replay", f"tcp://127.0.0.1:{REPLAY}")
-
-
-def end(process, sign=signal.SIGTERM):
-    process.send_signal(sign)
-    process.communicate(timeout=PATIENCE)
 
 
 class Router:
@@ -208,14 +154,14 @@ def text(count):
 
 
 def complete(prompt, tokens=4, port=API, **more):
-    return ask("/v1/completions", {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True} | more, port)
+    return ask(port, "/v1/completions", {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True} | more)
 
 
 def agrees(router, prompts, least=0.5):
     """The router's guess for each prompt against what is then found."""
     credit = 0
     for prompt in prompts:
-        ids = ask("/v1/completions/render", {"prompt": prompt})[0]["token_ids"]
+        ids = ask(API, "/v1/completions/render", {"prompt": prompt})[0]["token_ids"]
         guess = router.hear(0.2).longest(ids)
         usage = complete(prompt, 1)["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -233,17 +179,17 @@ def wire_and_restarts():
             complete(stem)
         complete(stems[0], cache_salt="pepper")
         prompts = [stem + " " + text(30) for stem in stems] + [stems[1][:len(stems[1]) // 2] + text(40), text(90)]
-        wait_for(lambda: router.hear(0.1).longest(ask("/v1/completions/render", {"prompt": stems[3]})[0]["token_ids"]))
+        wait_for(lambda: router.hear(0.1).longest(ask(API, "/v1/completions/render", {"prompt": stems[3]})[0]["token_ids"]))
         if start == 0:
             agrees(router, prompts)
             expect(any(salted for _, _, salted in router.blocks.values()), "a salted block says so")
         joined = wait_for(lambda: (one := late()).blocks == router.hear().blocks and one)
         expect(joined and router.blocks, f"start {start}: who comes late knows the same")
         expect(replay(joined.next - 1) == [joined.next - 1] and replay(joined.next + 5) == [], "a replay from a number on")
-        page = ask("/metrics")
+        page = get(API, "/metrics")
         expect(f"riptide_kv_events_total {joined.told}\n" in page,
                f"the metrics count: {[line for line in page.splitlines() if 'kv_event' in line]}")
-        end(server, signal.SIGKILL if start % 2 else signal.SIGTERM)
+        server.kill() if start % 2 else server.end()
         router.hear()
         expect(bool(router.blocks) == (start % 2 == 1), "an orderly end says that nothing is there; a kill cannot")
     router.sock.close()
@@ -262,7 +208,7 @@ def without_replay():
     expect(first.blocks == second.blocks, "both know the same")
     for one in (first, second):
         one.sock.close()
-    end(server)
+    server.end()
 
 
 def cbor(item):
@@ -337,9 +283,9 @@ def an_index_of_its_own():
     agrees(router, prompts, 0)
     expect(router.spilt > 0 and min(router.removed.values()) > 0, f"blocks go to host memory, and from there: {router.spilt} {router.removed}")
     expect(wait_for(lambda: late().blocks == router.hear().blocks), "who comes late knows the same")
-    expect(CANARY not in ask("/metrics"), "no word of a prompt in the metrics")
+    expect(CANARY not in get(API, "/metrics"), "no word of a prompt in the metrics")
     router.sock.close()
-    end(server)
+    server.end()
 
 
 def what_was_missed():
@@ -359,7 +305,7 @@ def what_was_missed():
         expect(numbers == list(range(wanted, wanted + len(numbers))) and len(numbers) >= missed, f"a replay of what was missed: {wanted} {numbers}")
         expect(late().blocks == router.blocks, "and nothing is missing any more")
     router.sock.close()
-    end(server)
+    server.end()
 
 
 def facts(pid):
@@ -387,18 +333,18 @@ def who_never_reads(samples=24 if LONG else 6):
     subscriber, asker = stuck(zmq.SUB, EVENTS), stuck(zmq.DEALER, REPLAY)
     for port in servers:
         complete(text(50), 64, port)
-    memory, costs = {port: facts(server.pid)[2] for port, server in servers.items()}, {API: [], PLAIN: []}
+    memory, costs = {port: facts(server.process.pid)[2] for port, server in servers.items()}, {API: [], PLAIN: []}
     for sample in range(samples):
         prompts = [text(200) for _ in range(2)]
         for port in sorted(servers, reverse=sample % 2):
-            (cpu, waited, _), began = facts(servers[port].pid), time.monotonic()
+            (cpu, waited, _), began = facts(servers[port].process.pid), time.monotonic()
             for prompt in prompts:
                 complete(prompt, 80, port)
-            took, now = time.monotonic() - began, facts(servers[port].pid)
+            took, now = time.monotonic() - began, facts(servers[port].process.pid)
             costs[port].append((took - (now[1] - waited), now[0] - cpu))
         for _ in range(100):
             asker.send_multipart([b"", struct.pack(">Q", 0)], zmq.DONTWAIT)
-    grown = {port: facts(server.pid)[2] - memory[port] for port, server in servers.items()}
+    grown = {port: facts(server.process.pid)[2] - memory[port] for port, server in servers.items()}
     grown = grown[API] - grown[PLAIN]
     times, cpu = (min(cost[i] for cost in costs[API]) / min(cost[i] for cost in costs[PLAIN]) for i in (0, 1))
     print(f"decoding beside clients that never read: {times:.3f} times the time, {cpu:.3f} of CPU, {grown:.1f} MiB more")
@@ -408,7 +354,7 @@ def who_never_reads(samples=24 if LONG else 6):
     subscriber.close()
     asker.close()
     for server in servers.values():
-        end(server)
+        server.end()
 
 
 def refused(*flags, says):
@@ -436,10 +382,8 @@ def main():
     if "built without libzmq" in probe.stderr:
         print("skipped: K/V events over ZeroMQ: riptide was built without libzmq")
         return 77
-    for part in (refusals, wire_and_restarts, without_replay, what_was_missed, an_index_of_its_own, who_never_reads):
-        part()
-    print(f"{checks} checks of K/V events, {len(failures)} failed")
-    return 1 if failures else 0
+    attempt(refusals, wire_and_restarts, without_replay, what_was_missed, an_index_of_its_own, who_never_reads)
+    return told("K/V events")
 
 
 if __name__ == "__main__":

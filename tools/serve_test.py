@@ -12,26 +12,14 @@ import shlex
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-riptide = pathlib.Path(sys.argv[1]).resolve()
-work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-serve-"))
-failures, checks, skipped = [], 0, []
+from test_support import ROOT, Server, answers, ask, attempt, ends, expect, free_port, riptide, scratch, skipped, told, wait_for
 
-
-def expect(condition, what):
-    global checks
-    checks += 1
-    if not condition:
-        failures.append(what)
-        print(f"FAILED {what}")
+work = scratch("serve")
 
 
 def run(*arguments, env=None, timeout=120):
@@ -39,61 +27,13 @@ def run(*arguments, env=None, timeout=120):
                           stdin=subprocess.DEVNULL, env=os.environ | (env or {}))
 
 
-given_ports = set()
-
-
-def free_port():
-    """One that nobody has, nor was given before: who was may not listen yet."""
-    while True:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
-        if port not in given_ports:
-            given_ports.add(port)
-            return port
-
-
-def get(port, path, headers=None):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers or {})
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        return reply.status, json.loads(reply.read()), dict(reply.headers)
-
-
-def post(port, path, body, headers=None):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"} | (headers or {}))
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return json.loads(reply.read())
-
-
 def listens(port):
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for(condition, seconds=60):
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    return condition()
-
-
-def start_server(port, *more, env=None):
-    process = subprocess.Popen([str(riptide), "serve", "--port", str(port), "--ctx", "2048", "--quiet", *more],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | (env or {}))
-
-    def ready():
-        try:
-            return get(port, "/health")[0] == 200
-        except OSError:
-            return False
-    expect(wait_for(ready), f"a server on port {port} gets ready")
-    return process
-
-
-def stop(process):
-    process.send_signal(signal.SIGTERM)
-    expect(process.wait(timeout=40) == 0, "SIGTERM ends a server with status 0")
+def served(*flags, env=None, **more):
+    return Server("--ctx", "2048", "--quiet", *flags, env=os.environ | (env or {}), **more)
 
 
 # What an agent does here: notes what it was given, asks the server as it would, exits with 3.
@@ -129,7 +69,7 @@ sys.exit(3)
 
 def printed_settings(port, env):
     """launch --print: the server's address, model and context in each agent's own form, nothing started or written."""
-    model, url = get(port, "/props")[1]["model"], f"http://127.0.0.1:{port}/v1"
+    model, url = ask(port, "/props")["model"], f"http://127.0.0.1:{port}/v1"
     shown = lambda name: run("launch", "--print", name, "--port", port, "--api-key", "it's", env=env)
     for name, found in [
             ("openclaw", lambda j: (lambda p: [p["baseUrl"], p["apiKey"], p["models"][0]["id"], p["models"][0]["contextWindow"]])
@@ -185,9 +125,9 @@ def launch():
         if name == "claude":
             expect(note["environment"]["ANTHROPIC_API_KEY"] == "", "claude does not use the user's own key")
             expect(not listens(port), "the server that launch has started ends with the agent")
-            server = start_server(port)
+            server = served(port=port).ready()
         (work / "note.json").unlink()
-    expect(server.poll() is None and listens(port), "a server that ran before goes on")
+    expect(server.process.poll() is None and listens(port), "a server that ran before goes on")
     printed_settings(port, env)
     shutil.rmtree(work / "tmp")
     (work / "tmp").mkdir()
@@ -195,7 +135,7 @@ def launch():
     done = run("launch", "claude", "--port", port, env=env)
     expect(done.returncode == 69 and "not on PATH" in done.stderr, f"launch without the agent: {done.stderr}")
     expect(run("launch", "emacs").returncode == 64, "launch of what is no agent")
-    stop(server)
+    server.end()
     env["PATH"] = f"{tools}:{os.environ['PATH']}"
     done = run("launch", "claude", "--port", port, "--model", work / "none.gguf", env=env)
     expect(done.returncode == 69 and "none.gguf" in done.stderr, f"launch says why the server ended: {done.stderr}")
@@ -208,26 +148,18 @@ def launch_on_several_models():
     shutil.copy(ROOT / "models/demo/laguna-demo.gguf", folder / "one.gguf")
     (work / "two.gguf").write_bytes(b"no model")
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "NOTE": str(work / "note.json"), "TMPDIR": str(work / "tmp")}
-    port = free_port()
-    server = start_server(port, "--models", str(folder))
-    try:
-        done = run("launch", "pi", "--port", port, "--any-context", env=env)
+    with served("--models", str(folder)) as server:
+        done = run("launch", "pi", "--port", server.port, "--any-context", env=env)
         expect(done.returncode == 3 and "'one' is being loaded" in done.stderr, f"launch waits for the model: {done}")
         expect("42" in (work / "note.json").read_text(), "and the agent has its answer")
         (work / "note.json").unlink()
-    finally:
-        stop(server)
     models = work / "models.json"
     models.write_text(json.dumps({"models": {"two": {"model": str(work / "two.gguf")}}}))
-    port = free_port()
-    server = start_server(port, "--models", str(models))
-    try:
+    with served("--models", str(models)) as server:
         for attempt in ["first", "second"]:
-            done = run("launch", "pi", "--port", port, "--any-context", env=env)
+            done = run("launch", "pi", "--port", server.port, "--any-context", env=env)
             expect(done.returncode == 69 and "two.gguf" in done.stderr and not (work / "note.json").exists(),
                    f"launch says why the model cannot be loaded, the {attempt} time: {done}")
-    finally:
-        stop(server)
 
 
 def guide():
@@ -245,7 +177,7 @@ def guide():
         done = subprocess.run(["bash", "-c", question], capture_output=True, text=True, timeout=60)
         expect(done.returncode == 0 and words in done.stdout and '"error"' not in done.stdout, f"{question}: {done.stdout[-300:]} {done.stderr[-200:]}")
     expect("[DONE]" in done.stdout, "the guide's stream ends")
-    stop(server)
+    expect(ends(server), "and so does its server")
 
 
 def ps_and_doctor():
@@ -255,7 +187,7 @@ def ps_and_doctor():
     done = run("doctor", "--port", port)
     expect(done.returncode == 0 and f"{port}: free" in done.stdout, f"doctor: {done.stdout}{done.stderr}")
     (work / "key").write_text("secret\n")
-    server = start_server(port, "--api-key-file", str(work / "key"))
+    server = served("--api-key-file", str(work / "key"), port=port).ready()
     expect(run("ps", "--port", port).returncode == 77, "ps without the key")
     stream = socket.create_connection(("127.0.0.1", port))
     body = json.dumps({"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}).encode()
@@ -271,7 +203,7 @@ def ps_and_doctor():
     expect("already" in done.stdout, f"doctor finds a server: {done.stdout}")
     done = run("doctor", work / "none.gguf", "--port", port)
     expect(done.returncode == 69 and "BAD   model" in done.stdout, f"doctor on a missing model: {done.stdout}")
-    stop(server)
+    server.end()
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
@@ -285,12 +217,11 @@ def systemd():
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sock.bind(str(path))
     sock.settimeout(30)
-    port = free_port()
-    server = start_server(port, env={"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "200000"})
+    server = served(env={"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "200000"}).ready()
     messages = [sock.recv(1000).decode() for _ in range(4)]
     expect(messages[0].startswith("READY=1\nSTATUS="), f"READY comes first: {messages}")
     expect(messages.count("WATCHDOG=1") >= 2, f"and then the watchdog's: {messages}")
-    stop(server)
+    server.end()
     rest = []
     sock.setblocking(False)
     try:
@@ -302,34 +233,26 @@ def systemd():
 
 
 def signals_and_pipes():
-    port = free_port()
-    server = start_server(port)
-    for number in [signal.SIGHUP, signal.SIGPIPE]:
-        server.send_signal(number)
-        time.sleep(0.1)
-        expect(get(port, "/health")[0] == 200, f"signal {number} is no reason to end")
-    stop(server)
-    ask = {"prompt": "x", "max_tokens": 2}
+    with served() as server:
+        for number in [signal.SIGHUP, signal.SIGPIPE]:
+            server.process.send_signal(number)
+            time.sleep(0.1)
+            expect(answers(server.port), f"signal {number} is no reason to end")
+    port, asked = server.port, {"prompt": "x", "max_tokens": 2}
     command = [str(riptide), "serve", "--port", str(port), "--ctx", "2048"]
-
-    def answers():
-        try:
-            return get(port, "/health")[0] == 200
-        except OSError:
-            return False
     # A log that nobody reads: the pipe is full after a while, and its reader goes in the end.
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    expect(wait_for(answers), "a server whose log nobody reads gets ready")
+    expect(wait_for(lambda: answers(port)), "a server whose log nobody reads gets ready")
     for _ in range(900):
-        post(port, "/v1/completions", {"prompt": "x", "max_tokens": 1})
-    expect("choices" in post(port, "/v1/completions", ask), "a full pipe does not stop the server")
+        ask(port, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+    expect("choices" in ask(port, "/v1/completions", asked), "a full pipe does not stop the server")
     server.stderr.close()
-    expect("choices" in post(port, "/v1/completions", ask), "nor does one that is closed")
-    stop(server)
+    expect("choices" in ask(port, "/v1/completions", asked), "nor does one that is closed")
+    expect(ends(server), "and ends in order")
     server = subprocess.Popen(["bash", "-c", f"exec '{riptide}' serve --port {port} --ctx 2048 >&- 2>&-"])
-    expect(wait_for(answers), "a server without stderr gets ready")
-    expect("choices" in post(port, "/v1/completions", ask), "and answers")
-    stop(server)
+    expect(wait_for(lambda: answers(port)), "a server without stderr gets ready")
+    expect("choices" in ask(port, "/v1/completions", asked), "and answers")
+    expect(ends(server), "and ends in order")
     if os.geteuid() == 0:
         skipped.append("a port and a key file that are not allowed: this is root")
     else:
@@ -347,28 +270,26 @@ def idle_connections(count=10_000):
         skipped.append(f"{count} idle connections: {needed} file descriptors are needed, {hard} allowed (ulimit -Hn)")
         return
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))  # the server's too
-    port = free_port()
-    server = start_server(port)
+    server = served().ready()
 
     def memory():
-        return int(re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{server.pid}/status").read_text())[1]) >> 10
+        return int(re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{server.process.pid}/status").read_text())[1]) >> 10
 
     def connections():
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
-            return int(re.search(r"^riptide_connections (\d+)$", page.read().decode(), re.MULTILINE)[1])
+        return int(re.search(r"^riptide_connections (\d+)$", server.get("/metrics"), re.MULTILINE)[1])
     before = memory()
-    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(count)]
     expect(wait_for(lambda: connections() > count), f"{count} idle connections are taken")
     grown = memory() - before
     expect(grown <= 100, f"they take {grown} MiB, expected at most 100")
     begun = time.monotonic()
     for _ in range(100):
-        get(port, "/health")
+        server.get("/health")
     expect(time.monotonic() - begun < 5, "and delay nobody: 50 ms for each question, with 100 of them")
     for sock in idle:
         sock.close()
     expect(wait_for(lambda: connections() < 10), "those that go are forgotten")
-    stop(server)
+    server.end()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -384,44 +305,32 @@ def several_models():
                        "second": {"model": "two.gguf", "drafter": "ngram"}}, "default": "second"}
     models.write_text(json.dumps(text))
     question = {"prompt": "x", "max_tokens": 4, "temperature": 0}
-    port = free_port()
-    server = start_server(port, "--models", str(models), "--admin")
-    try:
-        states = lambda: {m["id"]: m["state"] for m in get(port, "/v1/models")[1]["data"]}
+    with served("--models", str(models), "--admin") as server:
+        states = lambda: {m["id"]: m["state"] for m in server.ask("/v1/models")["data"]}
         expect(states() == {"second": "unloaded", "first": "unloaded"}, f"nothing is loaded yet: {states()}")
-        expect(post(port, "/v1/completions", question)["model"] == "second", "the default answers")
+        expect(server.ask("/v1/completions", question)["model"] == "second", "the default answers")
         expect(states() == {"second": "ready", "first": "unloaded"}, f"and is loaded alone: {states()}")
-        replies = [post(port, "/v1/completions", question | {"model": name}) for name in ("first", "second")]
+        replies = [server.ask("/v1/completions", question | {"model": name}) for name in ("first", "second")]
         expect([r["model"] for r in replies] == ["first", "second"], f"each answers by its name: {replies}")
         expect(replies[0]["choices"][0]["text"] == replies[1]["choices"][0]["text"], "the same weights say the same")
-        contexts = {m["id"]: m["context_length"] for m in get(port, "/v1/models")[1]["data"]}
+        contexts = {m["id"]: m["context_length"] for m in server.ask("/v1/models")["data"]}
         expect(contexts == {"first": 512, "second": 2048}, f"the list's context, and the command line's: {contexts}")
-        expect(post(port, "/models/unload", {"model": "first"})["state"] == "unloaded", "one is put away")
-        expect(post(port, "/v1/completions", question | {"model": "first"})["model"] == "first", "and comes back")
-    finally:
-        stop(server)
-    port = free_port()
-    server = start_server(port, "--models", str(folder), "--cache-dir", str(work / "models-cache"))
-    try:
-        expect([m["id"] for m in get(port, "/v1/models")[1]["data"]] == ["one", "two"], "a folder's models")
+        expect(server.ask("/models/unload", {"model": "first"})["state"] == "unloaded", "one is put away")
+        expect(server.ask("/v1/completions", question | {"model": "first"})["model"] == "first", "and comes back")
+    with served("--models", str(folder), "--cache-dir", str(work / "models-cache")) as server:
+        expect([m["id"] for m in server.ask("/v1/models")["data"]] == ["one", "two"], "a folder's models")
         for name in ("two", "one"):
-            expect(post(port, "/v1/completions", question | {"model": name})["model"] == name, f"{name} answers")
+            expect(server.ask("/v1/completions", question | {"model": name})["model"] == name, f"{name} answers")
         expect(sorted(p.name for p in (work / "models-cache").iterdir()) == ["one", "two"], "each has a cache of its own")
-    finally:
-        stop(server)
     vectors = {"model": str(ROOT / "tests/fixtures/qwen3_embed"), "context": 512}
     models.write_text(json.dumps({"models": {"embeds": vectors, "ranks": vectors | {"task": "rerank"}}}))
-    port = free_port()
-    server = start_server(port, "--models", str(models))
-    try:
-        made = post(port, "/v1/embeddings", {"model": "embeds", "input": ["a", "b"]})
+    with served("--models", str(models)) as server:
+        made = server.ask("/v1/embeddings", {"model": "embeds", "input": ["a", "b"]})
         expect([len(each["embedding"]) for each in made["data"]] == [64, 64], "one embeds, as its files say")
-        ranked = post(port, "/v1/rerank", {"model": "ranks", "query": "a", "documents": ["b", "c"]})
+        ranked = server.ask("/v1/rerank", {"model": "ranks", "query": "a", "documents": ["b", "c"]})
         expect(sorted(each["index"] for each in ranked["results"]) == [0, 1], "one ranks, as the list says")
-        tasks = {m["id"]: m["task"] for m in get(port, "/v1/models")[1]["data"]}
+        tasks = {m["id"]: m["task"] for m in server.ask("/v1/models")["data"]}
         expect(tasks == {"embeds": "embed", "ranks": "rerank"}, f"and both are told: {tasks}")
-    finally:
-        stop(server)
     for wrong, said in [({"models": {"m": {"model": "none.gguf"}}}, "models.m.model: none.gguf"),
                         ({"models": {"m": {"model": "one.gguf", "speed": 1}}}, "models.m.speed: unknown key"),
                         ({"models": {"m": {"model": "one.gguf", "context": "4K"}}}, "models.m.context is"),
@@ -443,24 +352,17 @@ def sleep():
     def resident(process):
         return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{process.pid}/status").read_text())[1]) << 10
 
-    def bare(path):
-        with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", method="POST"), timeout=60) as reply:
-            return json.loads(reply.read())
     question = {"prompt": "12 plus 30 is", "max_tokens": 12, "temperature": 0}
-    port = free_port()
-    server = start_server(port, "--admin")
-    try:
-        before = post(port, "/v1/completions", question)["choices"]
-        weights = get(port, "/v1/models")[1]["data"][0]["meta"]["size"]
-        awake = resident(server)
-        expect(bare("/sleep") == {"is_sleeping": True}, "/sleep")
-        fallen = awake - resident(server)
+    with served("--admin") as server:
+        before = server.ask("/v1/completions", question)["choices"]
+        weights = server.ask("/v1/models")["data"][0]["meta"]["size"]
+        awake = resident(server.process)
+        expect(server.ask("/sleep", {}) == {"is_sleeping": True}, "/sleep")
+        fallen = awake - resident(server.process)
         expect(fallen >= weights, f"asleep it has {fallen} bytes less, of {awake}; weights are {weights}")
-        expect(bare("/wake_up") == {"is_sleeping": False}, "/wake_up")
-        expect(post(port, "/v1/completions", question)["choices"] == before, "the same answer after a sleep")
-        bare("/sleep")
-    finally:
-        stop(server)  # asleep
+        expect(server.ask("/wake_up", {}) == {"is_sleeping": False}, "/wake_up")
+        expect(server.ask("/v1/completions", question)["choices"] == before, "the same answer after a sleep")
+        server.ask("/sleep", {})
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
@@ -495,10 +397,9 @@ def traces():
              ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SDK_DISABLED": "true"}, None, {})]
     for arguments, env, path, resource in cases:
         Collector.taken.clear()
-        port = free_port()
-        server = start_server(port, *arguments, env=env)
-        post(port, "/v1/completions", question)
-        stop(server)  # which sends what waits
+        server = served(*arguments, env=env).ready()
+        server.ask("/v1/completions", question)
+        server.end()  # which sends what waits
         expect([p for p, *_ in Collector.taken] == ([path] if path else []), f"{arguments} {env}: {[p for p, *_ in Collector.taken]}")
         for _, headers, body in Collector.taken:
             spans = json.loads(body)["resourceSpans"][0]
@@ -507,11 +408,10 @@ def traces():
             names = [s["name"] for s in spans["scopeSpans"][0]["spans"]]
             expect(names == ["text_completion laguna-demo", "riptide.queue", "riptide.prefill", "riptide.decode"], f"spans: {names}")
             expect(headers.get("x-key") == ("a=b" if env == named else None), f"headers: {headers}")
-    port = free_port()
-    server = start_server(port, "--otlp-endpoint", url + "/hangs")
-    post(port, "/v1/completions", question)
+    server = served("--otlp-endpoint", url + "/hangs").ready()
+    server.ask("/v1/completions", question)
     begun = time.monotonic()
-    stop(server)
+    server.end()
     expect(time.monotonic() - begun < 5, f"a collector that hangs holds up the end for {time.monotonic() - begun:.1f} s")
     Collector.over.set()
     collector.shutdown()
@@ -543,13 +443,5 @@ def completion():
     expect("-l device -x -a 'auto cpu cuda'" in fish and "-l drafter -r -a 'ngram demo'" in fish, "fish knows values")
 
 
-for part in [guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, sleep, traces, completion]:
-    try:
-        part()
-    except Exception as error:
-        expect(False, f"{part.__name__}: {type(error).__name__}: {error}")
-shutil.rmtree(work)
-for line in skipped:
-    print(f"skipped: {line}")
-print(f"{checks} checks of commands round a server, {len(failures)} failed")
-sys.exit(1 if failures else 0)
+attempt(guide, launch, launch_on_several_models, ps_and_doctor, systemd, signals_and_pipes, idle_connections, several_models, sleep, traces, completion)
+sys.exit(told("commands round a server"))

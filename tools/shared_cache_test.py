@@ -4,63 +4,30 @@ goes on at another with the words and probabilities that it would have had, what
 usage: shared_cache_test.py RIPTIDE. Nothing leaves loopback. Without redis-server, or where riptide was built without
 hiredis or libcurl, that half is skipped.
 """
-import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.request
 
-from shared_places import PATIENCE, Redis, S3, S3Server, Wire, cut, exchanged, flipped, free_port, wait_for
+import test_support
+from shared_places import Redis, S3, S3Server, Wire, cut, exchanged, flipped
+from test_support import PATIENCE, attempt, expect, riptide, scratch, skipped, told, wait_for
 
 PASSWORD = "a long/password@home"
-riptide = pathlib.Path(sys.argv[1]).resolve()
-work = pathlib.Path(tempfile.mkdtemp(prefix="riptide-shared-"))
-failures, checks, skipped, servers, redis = [], 0, [], [], None
+work = scratch("shared")
+servers, redis = [], None
 
 
-def expect(condition, what):
-    global checks
-    checks += 1
-    if not condition:
-        failures.append(what)
-        print(f"FAILED {what}")
-
-
-class Server:
-    """riptide serve. `environment`: beside the usual one."""
+class Server(test_support.Server):
+    """`environment`: beside the usual one."""
     def __init__(self, place=None, secret="secret", **environment):
-        self.port, self.log_file = free_port(), work / f"log-{len(servers)}"
-        command = [str(riptide), "serve", "--device", "cpu", "--threads", "1", "--ctx", "2048", "--port", str(self.port),
-                   "--admin", "--deterministic"]
-        if place:
-            command += ["--shared-cache", place, "--shared-cache-key", str(work / secret)]
-        with open(self.log_file, "w") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                            env=os.environ | {"XDG_CACHE_HOME": str(work), "no_proxy": "127.0.0.1"} | environment)
-        servers.append(self)
-        if not wait_for(lambda: self.process.poll() is not None or self.answers()) or self.process.poll() is not None:
-            raise RuntimeError(f"the server does not start: {self.log()}")
-
-    def answers(self):
-        try:
-            return self.get("/health")
-        except OSError:
-            return None
-
-    def get(self, path, body=None):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-            return reply.read().decode()
-
-    def log(self):
-        return self.log_file.read_text()
+        super().__init__("--device", "cpu", "--threads", "1", "--ctx", "2048", "--admin", "--deterministic",
+                         *(["--shared-cache", place, "--shared-cache-key", work / secret] if place else []),
+                         env=os.environ | {"XDG_CACHE_HOME": str(work), "no_proxy": "127.0.0.1"} | environment)
+        servers.append(self.ready())
 
     def count(self, name):
         """`ready`, or what the shared tier counts by this label."""
@@ -73,8 +40,8 @@ class Server:
 
     def ask(self, messages):
         """Words with their probabilities, and how many tokens of the prompt were cached."""
-        reply = json.loads(self.get("/v1/chat/completions", {"messages": messages, "max_tokens": 8, "temperature": 0,
-                                                             "logprobs": True, "top_logprobs": 3}))
+        reply = super().ask("/v1/chat/completions", {"messages": messages, "max_tokens": 8, "temperature": 0,
+                                                     "logprobs": True, "top_logprobs": 3})
         choice = reply["choices"][0]
         return (choice["message"]["content"], choice["logprobs"]), reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -83,11 +50,6 @@ class Server:
 
     def wait_ready(self):
         return wait_for(lambda: self.count("ready") == 1 or (self.ask([{"role": "user", "content": "Hello"}]) and False))
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.terminate()
-            expect(self.process.wait(timeout=PATIENCE) == 0, "a server ends in order")
 
 
 talks = 0
@@ -331,22 +293,12 @@ def main():
         (work / name).write_text(os.urandom(32).hex() + "\n")
     try:
         reference = Server()
-        for part in (with_redis, with_s3):
-            try:
-                part()
-            except Exception as error:
-                expect(False, f"{part.__name__}: {type(error).__name__}: {error}")
+        attempt(with_redis, with_s3)
         reference.end()
     finally:
         for server in servers:
-            if server.process.poll() is None:
-                server.process.kill()
-                server.process.wait()
-        shutil.rmtree(work)
-    for line in skipped:
-        print(f"skipped: {line}")
-    print(f"{checks} checks of K/V in Redis and S3, {len(failures)} failed")
-    return 1 if failures else 77 if len(skipped) == 2 else 0
+            server.kill()
+    return told("K/V in Redis and S3") or (77 if len(skipped) == 2 else 0)
 
 
 if __name__ == "__main__":

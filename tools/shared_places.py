@@ -9,20 +9,7 @@ import subprocess
 import threading
 import time
 
-PATIENCE = 60
-
-
-def wait_for(condition, patience=PATIENCE):
-    until = time.monotonic() + patience
-    while not (found := condition()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return found
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+from test_support import free_port, wait_for
 
 
 class Redis:
