@@ -34,10 +34,11 @@ class Replica(Server):
                          "--agent-port", self.agent, *flags, host=host, port=port, **more)
 
     def metric(self, name, *labels):
-        """The value of one without labels; else the sum of those with one of these labels."""
+        """The value of one without labels; else the sum of those with one of these labels, as far as they are there."""
         page = get(self.management, "/metrics", host=self.host)
-        of = [re.escape(name + label) for label in labels] or [re.escape(name) + r"(?:\{[^}]*\})?"]
-        return sum(float(re.search(rf"(?m)^{one} (\S+)$", page)[1]) for one in of)
+        if not labels:
+            return float(re.search(rf"(?m)^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", page)[1])
+        return sum(map(float, re.findall(rf"(?m)^{re.escape(name)}(?:{'|'.join(map(re.escape, labels))}) (\S+)$", page)))
 
 
 def contrib(name, changes):

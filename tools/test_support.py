@@ -4,11 +4,13 @@ program that is their first argument.
 import atexit
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -101,6 +103,25 @@ def answers(port, path="/health", host=HOST):
     return False
 
 
+def thread_times(pid):
+    """CPU seconds of all threads; seconds that the busiest, the engine's, waited for a core."""
+    threads = [[int(word) for word in one.read_text().split()] for one in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(one[0] for one in threads) / 1e9, max(threads)[1] / 1e9
+
+
+def cost_beside(alone, beside, pairs):
+    """Calls both in turn, each of which gives what it took: the median of beside / alone - 1, and the ends of its interval of
+    95 %."""
+    ratios = []
+    for pair in range(pairs):
+        order = (alone, beside) if pair % 2 else (beside, alone)
+        took = {each: each() for each in order}
+        ratios.append(took[beside] / took[alone] - 1)
+    ratios.sort()
+    reach = 0.98 * math.sqrt(pairs)
+    return statistics.median(ratios), ratios[max(0, int(pairs / 2 - reach))], ratios[min(pairs, math.ceil(pairs / 2 + reach)) - 1]
+
+
 def ends(process):
     """Whether SIGTERM ends it with status 0."""
     process.terminate()
@@ -133,6 +154,12 @@ class Server:
         wait_for(lambda: self.process.poll() is not None or says(), patience)
         expect(self.process.poll() is None and says(), f"{' '.join(self.command[1:])} gets ready: {self.log()[-1000:]}")
         return self
+
+    def decode(self, tokens=300):
+        """Seconds that a new answer took, without those in which the engine's thread waited for a core."""
+        (_, waited), began = thread_times(self.process.pid), time.monotonic()
+        self.ask("/v1/completions", {"prompt": f"{time.monotonic_ns()} x y z", "max_tokens": tokens, "ignore_eos": True, "temperature": 0})
+        return time.monotonic() - began - (thread_times(self.process.pid)[1] - waited)
 
     def get(self, path, body=None, headers=None):
         return get(self.port, path, body, headers, self.host)

@@ -1,21 +1,41 @@
 #include "server/metrics.h"
 
 #include <algorithm>
+#include <concepts>
 #include <ctime>
 #include <functional>
+#include <iterator>
 
 namespace riptide::server {
 
 namespace {
 
-void put_head(std::string& out, std::string_view name, std::string_view help, std::string_view type) {
-    out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+// Pages are asked for up to 200 times a second, beside answers: pieces are appended, nothing is formatted aside.
+
+void add(std::string& out, std::string_view text) { out += text; }
+void add(std::string& out, char letter) { out += letter; }
+template <std::integral Number>
+void add(std::string& out, Number number) {
+    const fmt::format_int text(number);
+    out.append(text.data(), text.size());
+}
+void add(std::string& out, double number) { fmt::format_to(std::back_inserter(out), "{}", number); }
+
+template <class... Pieces>
+void put(std::string& out, const Pieces&... pieces) {
+    (add(out, pieces), ...);
+}
+
+/// `front`: of the name.
+void put_head(std::string& out, std::string_view front, std::string_view name, std::string_view help,
+              std::string_view type) {
+    put(out, "# HELP ", front, name, ' ', help, "\n# TYPE ", front, name, ' ', type, '\n');
 }
 
 template <class Number>
 void single(std::string& out, std::string_view name, std::string_view help, std::string_view type, Number value) {
-    put_head(out, name, help, type);
-    out += fmt::format("{} {}\n", name, value);
+    put_head(out, "riptide_", name, help, type);
+    put(out, "riptide_", name, ' ', value, '\n');
 }
 
 /// model="..." and the like.
@@ -35,39 +55,40 @@ class EngineFamilies {
     EngineFamilies(std::string& out, const std::vector<EngineFacts>& engines) : out_(out), engines_(engines) {}
 
     void head(std::string_view name, std::string_view help, std::string_view type) {
-        put_head(out_, fmt::format("riptide_{}", name), help, type);
+        put_head(out_, "riptide_", name, help, type);
     }
-    /// `more`: further labels, `slot="1"`.
-    template <class Number>
-    void sample(std::string_view name, const EngineFacts& engine, const std::string& more, Number value) {
-        const std::string labels = engine.label + (engine.label.empty() || more.empty() ? "" : ",") + more;
-        out_ += fmt::format("riptide_{}{} {}\n", name, labels.empty() ? "" : "{" + labels + "}", value);
+    /// `more`: pieces of further labels, `slot="1"`.
+    template <class Number, class... Pieces>
+    void sample(std::string_view name, const EngineFacts& engine, Number value, const Pieces&... more) {
+        constexpr bool kMore = sizeof...(more) > 0;
+        put(out_, "riptide_", name);
+        if (kMore || !engine.label.empty())
+            put(out_, '{', engine.label, kMore && !engine.label.empty() ? "," : "", more..., '}');
+        put(out_, ' ', value, '\n');
     }
     /// A family without labels of its own; `value`: a member of EngineFacts.
     template <class Member>
     void single(std::string_view name, std::string_view help, std::string_view type, Member value) {
         head(name, help, type);
-        for (const EngineFacts& engine : engines_) sample(name, engine, "", std::invoke(value, engine));
+        for (const EngineFacts& engine : engines_) sample(name, engine, std::invoke(value, engine));
     }
     /// One with a label, and what stands for each of its values.
     void labelled(std::string_view name, std::string_view help, std::string_view type, std::string_view label,
                   std::initializer_list<std::pair<std::string_view, int64_t EngineStats::*>> values) {
         head(name, help, type);
         for (const EngineFacts& engine : engines_)
-            for (const auto& [word, value] : values)
-                sample(name, engine, fmt::format("{}=\"{}\"", label, word), engine.*value);
+            for (const auto& [word, value] : values) sample(name, engine, engine.*value, label, "=\"", word, '"');
     }
     void cache_config() {
         head("cache_config_info", "Sizes of K/V in its labels", "gauge");
         for (const EngineFacts& e : engines_)
-            sample("cache_config_info", e, fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", e.page_rows, e.pages),
-                   1);
+            sample("cache_config_info", e, 1, "block_size=\"", e.page_rows, "\",num_gpu_blocks=\"", e.pages, '"');
     }
     void by_slot(std::string_view name, std::string_view help, int64_t EngineStats::DraftSlot::*count) {
         head(name, help, "counter");
         for (const EngineFacts& engine : engines_)
             for (size_t i = 0; i < engine.draft_slots.size(); ++i)
-                sample(name, engine, fmt::format("slot=\"{}\"", i + 1), engine.draft_slots[i].*count);
+                sample(name, engine, engine.draft_slots[i].*count, "slot=\"", i + 1, '"');
     }
 
     const std::vector<EngineFacts>& engines() const { return engines_; }
@@ -173,41 +194,43 @@ void engine_part(EngineFamilies& f, bool drafts) {
 
 /// The names under which routers look in a fleet of vLLM's: each typed, and with one series, since they take the first.
 void vllm_part(std::string& out, const EngineFacts& all, const std::string& model) {
-    const auto put = [&](std::string_view name, std::string_view own, std::string_view type, auto value,
-                         const std::string& more = "") {
-        put_head(out, fmt::format("vllm:{}", name), own, type);
-        out += fmt::format("vllm:{}{{{},engine=\"0\"{}}} {}\n", name, model, more, value);
+    const auto told = [&](std::string_view name, std::string_view own, std::string_view type, auto value,
+                          const auto&... more) {
+        put_head(out, "vllm:", name, own, type);
+        put(out, "vllm:", name, '{', model, ",engine=\"0\"", more..., "} ", value, '\n');
     };
-    put("num_requests_waiting", "As riptide_requests_waiting", "gauge", all.waiting);
-    put("num_requests_running", "As riptide_requests_running", "gauge", all.running);
+    told("num_requests_waiting", "As riptide_requests_waiting", "gauge", all.waiting);
+    told("num_requests_running", "As riptide_requests_running", "gauge", all.running);
     for (const char* name : {"kv_cache_usage_perc", "gpu_cache_usage_perc"})
-        put(name, "As riptide_kv_usage_ratio", "gauge", all.kv_usage());
-    put("cache_config_info", "As riptide_cache_config_info", "gauge", 1,
-        fmt::format(",block_size=\"{}\",num_gpu_blocks=\"{}\"", all.page_rows, all.pages));
-    put("lora_requests_info", "Nothing: there are no adapters; the time now", "gauge", std::time(nullptr),
-        R"(,max_lora="0",running_lora_adapters="",waiting_lora_adapters="")");
+        told(name, "As riptide_kv_usage_ratio", "gauge", all.kv_usage());
+    told("cache_config_info", "As riptide_cache_config_info", "gauge", 1, ",block_size=\"", all.page_rows,
+         "\",num_gpu_blocks=\"", all.pages, '"');
+    told("lora_requests_info", "Nothing: there are no adapters; the time now", "gauge", std::time(nullptr),
+         R"(,max_lora="0",running_lora_adapters="",waiting_lora_adapters="")");
     for (const char* name : {"prefix_cache_queries_total", "gpu_prefix_cache_queries_total", "prompt_tokens_total"})
-        put(name, "As riptide_prompt_tokens_total", "counter", all.prompt_tokens);
+        told(name, "As riptide_prompt_tokens_total", "counter", all.prompt_tokens);
     for (const char* name : {"prefix_cache_hits_total", "gpu_prefix_cache_hits_total"})
-        put(name, "As riptide_prompt_cached_tokens_total", "counter", all.cached_tokens);
-    put("generation_tokens_total", "As riptide_answer_tokens_total", "counter", all.answer_tokens);
-    put("num_preemptions_total", "As riptide_preemptions_total", "counter", all.preempted);
+        told(name, "As riptide_prompt_cached_tokens_total", "counter", all.cached_tokens);
+    told("generation_tokens_total", "As riptide_answer_tokens_total", "counter", all.answer_tokens);
+    told("num_preemptions_total", "As riptide_preemptions_total", "counter", all.preempted);
 }
 
 }  // namespace
 
 Metrics::Metrics() {
     const auto prepare = [](Histogram& h, const char* name, const char* help, std::vector<double> bounds) {
-        h = {name, help, std::move(bounds), {}, 0};
+        h = {name, help, std::move(bounds), {}, {}, 0};
         h.counts.resize(h.bounds.size() + 1);
+        for (const double bound : h.bounds) h.words.push_back(fmt::format("{}", bound));
+        h.words.emplace_back("+Inf");
     };
-    prepare(first_token_, "riptide_time_to_first_token_seconds", "From the request to its first token",
+    prepare(first_token_, "time_to_first_token_seconds", "From the request to its first token",
             {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120});
-    prepare(between_tokens_, "riptide_time_per_output_token_seconds", "Mean time between the tokens of an answer",
+    prepare(between_tokens_, "time_per_output_token_seconds", "Mean time between the tokens of an answer",
             {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1});
-    prepare(queue_, "riptide_queue_seconds", "From the request to its first step",
+    prepare(queue_, "queue_seconds", "From the request to its first step",
             {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120});
-    prepare(prompt_tokens_, "riptide_request_prompt_tokens", "Tokens of a prompt",
+    prepare(prompt_tokens_, "request_prompt_tokens", "Tokens of a prompt",
             {64, 256, 1024, 4096, 16384, 32768, 65536, 131072, 262144});
 }
 
@@ -270,42 +293,39 @@ EngineFacts total_of(const std::vector<EngineFacts>& engines) {
 std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections,
                           const TraceCounts& traces, const std::string& model) const {
     std::string out;
-    single(out, "riptide_ready", "1 once requests can be answered", "gauge", ready ? 1 : 0);
-    single(out, "riptide_connections", "Open connections", "gauge", connections);
-    single(out, "riptide_trace_spans_sent_total", "Spans of traces that the collector has taken", "counter",
-           traces.sent);
-    single(out, "riptide_trace_spans_dropped_total", "Spans that it did not take, or that found the queue full",
-           "counter", traces.dropped);
+    out.reserve(size_t{16} << 10);
+    single(out, "ready", "1 once requests can be answered", "gauge", ready ? 1 : 0);
+    single(out, "connections", "Open connections", "gauge", connections);
+    single(out, "trace_spans_sent_total", "Spans of traces that the collector has taken", "counter", traces.sent);
+    single(out, "trace_spans_dropped_total", "Spans that it did not take, or that found the queue full", "counter",
+           traces.dropped);
     EngineFamilies families(out, engines);
     const auto drafts = [](const EngineFacts& engine) { return !engine.draft_slots.empty(); };
     if (!engines.empty()) engine_part(families, std::any_of(engines.begin(), engines.end(), drafts));
     if (std::any_of(engines.begin(), engines.end(), [](const EngineFacts& one) { return one.tells_kv_events; }))
         kv_events_part(families);
     const std::lock_guard lock(mutex_);
-    put_head(out, "riptide_http_replies_total", "Replies by route and status", "counter");
+    put_head(out, "riptide_", "http_replies_total", "Replies by route and status", "counter");
     for (const auto& [key, count] : replies_)
-        out +=
-            fmt::format("riptide_http_replies_total{{route=\"{}\",status=\"{}\"}} {}\n", key.first, key.second, count);
-    single(out, "riptide_http_abandoned_total", "Replies whose client left before they were complete", "counter",
-           abandoned_);
-    single(out, "riptide_http_failed_total", "Replies that a mistake of the server ended", "counter", mistaken_);
-    put_head(out, "riptide_answers_total", "Answers by what ended them", "counter");
+        put(out, "riptide_http_replies_total{route=\"", key.first, "\",status=\"", key.second, "\"} ", count, '\n');
+    single(out, "http_abandoned_total", "Replies whose client left before they were complete", "counter", abandoned_);
+    single(out, "http_failed_total", "Replies that a mistake of the server ended", "counter", mistaken_);
+    put_head(out, "riptide_", "answers_total", "Answers by what ended them", "counter");
     for (const auto& [reason, count] : reasons_)
-        out += fmt::format("riptide_answers_total{{reason=\"{}\"}} {}\n", reason, count);
-    for (const Histogram* h : {&first_token_, &between_tokens_, &queue_, &prompt_tokens_}) h->put(out);
+        put(out, "riptide_answers_total{reason=\"", reason, "\"} ", count, '\n');
+    for (const Histogram* h : {&first_token_, &between_tokens_, &queue_, &prompt_tokens_}) h->write(out);
     if (ready) vllm_part(out, total_of(engines), label_of("model_name", model));
     return out;
 }
 
-void Metrics::Histogram::put(std::string& out) const {
-    put_head(out, name, help, "histogram");
+void Metrics::Histogram::write(std::string& out) const {
+    put_head(out, "riptide_", name, help, "histogram");
     int64_t total = 0;
     for (std::size_t i = 0; i < counts.size(); ++i) {
         total += counts[i];
-        const std::string bound = i < bounds.size() ? fmt::format("{}", bounds[i]) : "+Inf";
-        out += fmt::format("{}_bucket{{le=\"{}\"}} {}\n", name, bound, total);
+        put(out, "riptide_", name, "_bucket{le=\"", words[i], "\"} ", total, '\n');
     }
-    out += fmt::format("{}_sum {}\n{}_count {}\n", name, sum, name, total);
+    put(out, "riptide_", name, "_sum ", sum, "\nriptide_", name, "_count ", total, '\n');
 }
 
 }  // namespace riptide::server

@@ -50,10 +50,11 @@ class Metrics {
     struct Histogram {
         std::string name, help;
         std::vector<double> bounds;
-        std::vector<int64_t> counts;  // one more than bounds
+        std::vector<std::string> words;  // of them, and +Inf
+        std::vector<int64_t> counts;     // one more than bounds
         double sum = 0;
         void add(double value);
-        void put(std::string& out) const;
+        void write(std::string& out) const;
     };
 
     mutable std::mutex mutex_;
