@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "tensor/gpu_thread.h"
+#include "tensor/resident.h"
 
 namespace riptide {
 
@@ -52,6 +53,11 @@ void HostHeap::make_behind(size_t ahead, int64_t most) {
                 if (behind_.stop) break;
             }
             Region region = make_region(kRegionBytes);
+            if (gpu_ == nullptr)
+                make_resident({region.data(), static_cast<size_t>(kRegionBytes)}, [this] {
+                    const std::lock_guard lock(behind_.mutex);
+                    return behind_.stop;
+                });
             const std::lock_guard lock(behind_.mutex);
             behind_.ready.push_back(std::move(region));
             behind_.changed.notify_all();
@@ -63,11 +69,12 @@ void HostHeap::make_behind(size_t ahead, int64_t most) {
     behind_.changed.notify_all();
 }
 
-/// A region that the thread has made, or is about to make. False if there will be none.
+/// A region that the thread has made, or is about to pin. False if there will be none, or none yet that is resident:
+/// the caller can touch what it needs sooner than the thread a region.
 bool HostHeap::take_ready(Region& region) {
     if (!behind_.thread.joinable()) return false;
     std::unique_lock lock(behind_.mutex);
-    behind_.changed.wait(lock, [this] { return !behind_.ready.empty() || !behind_.making; });
+    if (gpu_ != nullptr) behind_.changed.wait(lock, [this] { return !behind_.ready.empty() || !behind_.making; });
     if (behind_.ready.empty()) return false;
     region = std::move(behind_.ready.front());
     behind_.ready.pop_front();

@@ -31,8 +31,8 @@ struct HostBlock {
 using HostBytes = std::shared_ptr<HostBlock>;
 
 /// Hands out blocks of a few large regions, which it takes from the system as they are wanted and keeps: pinned memory
-/// with a GPU, else memory that is resident only where written. The smallest free range that fits is taken; adjacent
-/// free ranges are joined. Whoever takes blocks keeps the budget. Not thread-safe.
+/// with a GPU, else memory that is resident only where written, or where keep_ready() has made it so. The smallest free
+/// range that fits is taken; adjacent free ranges are joined. Whoever takes blocks keeps the budget. Not thread-safe.
 class HostHeap : public std::enable_shared_from_this<HostHeap> {
   public:
     static constexpr int64_t kRegionBytes = int64_t{128} << 20;
@@ -46,8 +46,9 @@ class HostHeap : public std::enable_shared_from_this<HostHeap> {
     /// Takes regions until there are so many bytes of them, or the system gives no more.
     void reserve(int64_t bytes);
     /// From now on a thread of the heap's own keeps `ahead` bytes of regions ready, until it has made `most` in all: to
-    /// pin 128 MiB takes 50 to 67 ms on an H200's host, and whoever takes a block would wait for that. One who needs a
-    /// region before it is there waits for the thread. REQUIRES ahead <= most and that it was not called before.
+    /// pin 128 MiB takes 50 to 67 ms on an H200's host, and to touch them up to 500 ms on a virtual machine; whoever
+    /// takes a block would wait for that. One who needs a region before it is pinned waits for the thread. REQUIRES
+    /// ahead <= most and that it was not called before.
     void keep_ready(int64_t ahead, int64_t most);
     /// A block with any contents, for a GPU to write into. Null when the system gives no more memory.
     HostBytes take(int64_t bytes);

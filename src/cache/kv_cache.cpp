@@ -101,6 +101,17 @@ int64_t KvCache::total_bytes() const {
            options_.max_sequences * (bytes_per_sequence_ - delta_.bytes_per_sequence()) + delta_.total_bytes();
 }
 
+std::vector<std::span<std::byte>> KvCache::used_first(int64_t most) const {
+    RT_ASSERT(gpu_ == nullptr);
+    int64_t all = 0;
+    for (const DeviceMemory& memory : memory_) all += memory.bytes();
+    const double share = std::min(1.0, static_cast<double>(most) / static_cast<double>(std::max<int64_t>(1, all)));
+    std::vector<std::span<std::byte>> out;
+    for (const DeviceMemory& memory : memory_)
+        out.emplace_back(memory.data(), static_cast<size_t>(share * static_cast<double>(memory.bytes())));
+    return out;
+}
+
 void KvCache::copy_page(int32_t from, int32_t to, int32_t rows) { ops::copy_page(gpu_, views_, from, to, rows); }
 
 void KvCache::copy_state(int32_t from_slot, int32_t to_slot, int64_t length) {

@@ -64,6 +64,8 @@ class KvCache {
     int64_t bytes_per_sequence() const { return bytes_per_sequence_; }
     /// All pages and all bounded state.
     int64_t total_bytes() const;
+    /// What is used first of the memory, which lies on the host: the same share of each layer's, `most` bytes together.
+    std::vector<std::span<std::byte>> used_first(int64_t most) const;
 
     /// Copies the first `rows` tokens of a page in every paged layer.
     void copy_page(int32_t from, int32_t to, int32_t rows);

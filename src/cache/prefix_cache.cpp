@@ -66,7 +66,7 @@ PrefixCache::PrefixCache(KvCache& cache, const PrefixCacheOptions& options, Host
       transfer_(cache, *heap_) {
     RT_CHECK(options.checkpoint_every >= 1, "checkpoints every {} tokens: at least 1 is needed",
              options.checkpoint_every);
-    heap_->keep_ready(options.pinned_ahead, options.pinned_most);
+    heap_->keep_ready(options.ready_ahead, options.ready_most);
     if (options.feed != nullptr) hear_tiers();
 }
 

@@ -66,8 +66,8 @@ struct PrefixMatch {
 struct PrefixCacheOptions {
     int64_t checkpoint_every = 4096;          // tokens; the most that a match computes again
     int64_t state_budget = int64_t{4} << 30;  // bytes of checkpoints held beside the pages
-    int64_t pinned_ahead = 0;                 // bytes of host memory that are kept ready: HostHeap::keep_ready
-    int64_t pinned_most = 0;                  // of these, in all
+    int64_t ready_ahead = 0;                  // bytes of host memory that are kept ready: HostHeap::keep_ready
+    int64_t ready_most = 0;                   // of these, in all
     int64_t live_sessions = 64;               // beyond them the one unused for longest counts as ended
     CacheFeed* feed = nullptr;                // who is told what is held from now on, and what no longer; null: nobody
 };

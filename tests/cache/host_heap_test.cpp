@@ -1,6 +1,8 @@
 #include "cache/host_heap.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "tensor/resident.h"
 #include "tests/test_device.h"
 
 namespace riptide {
@@ -85,6 +88,25 @@ TEST(host_heap, what_is_taken_of_the_regions_that_are_ready_is_made_up_for_until
         blocks.push_back(heap->take(HostHeap::kRegionBytes));
         ASSERT_NE(blocks.back(), nullptr);
     }
+}
+
+size_t resident_pages(const HostBytes& block) {
+    std::vector<unsigned char> pages(static_cast<size_t>(block->bytes / ::sysconf(_SC_PAGESIZE)));
+    EXPECT_EQ(::mincore(block->data, static_cast<size_t>(block->bytes), pages.data()), 0);
+    return static_cast<size_t>(std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; }));
+}
+
+TEST(host_heap, regions_made_behind_are_resident_on_the_cpu) {
+    if (test_gpu() != nullptr) GTEST_SKIP() << "a GPU's are pinned";
+    const auto fresh = HostHeap::make(nullptr), ahead = HostHeap::make(nullptr);
+    ahead->keep_ready(HostHeap::kRegionBytes, HostHeap::kRegionBytes);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (ahead->ready() == 0 && std::chrono::steady_clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const HostBytes touched = ahead->take(HostHeap::kRegionBytes), untouched = fresh->take(HostHeap::kRegionBytes);
+    EXPECT_EQ(resident_pages(untouched), 0U);
+    make_resident(untouched->span(), [] { return false; });
+    EXPECT_EQ(resident_pages(touched), resident_pages(untouched));  // all, if the system can
 }
 
 TEST(host_heap, a_heap_may_end_while_regions_are_being_made) {

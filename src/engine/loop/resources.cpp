@@ -27,6 +27,8 @@ constexpr double kSpare = 0.2;
 /// on an H200's host 128 MiB take 50 to 67 ms, which 32 clients with prompts of 1,024 tokens waited for after every
 /// fourth answer. 4 + 4 GiB (the defaults) make 1 GiB.
 constexpr int64_t kPinnedShare = 8, kMostPinnedAhead = int64_t{2} << 30;
+/// Of K/V on the CPU what is made resident where state comes from a shared tier.
+constexpr int64_t kMostResident = int64_t{1} << 30;
 constexpr double kMostSlowdown = 1e6;
 /// One more with every change of kernels, or of quantisers, that changes the bits of K/V.
 constexpr int kNumerics = 3;
@@ -320,10 +322,10 @@ void Machine::make_prefix_cache() {
     o.checkpoint_every = options_.checkpoint_every;
     o.state_budget = options_.checkpoint_bytes;
     o.feed = options_.cache_feed.get();
-    if (gpu_) {
-        o.pinned_most = options_.checkpoint_bytes + options_.host_cache_bytes;
-        o.pinned_ahead = std::min(kMostPinnedAhead, o.pinned_most / kPinnedShare);
-    }
+    o.ready_most = options_.checkpoint_bytes + options_.host_cache_bytes;
+    if (gpu_) o.ready_ahead = std::min(kMostPinnedAhead, o.ready_most / kPinnedShare);
+    else if (shared_) o.ready_ahead = std::min(HostHeap::kRegionBytes, o.ready_most);
+    if (!gpu_ && shared_) resident_.emplace(cache_->used_first(kMostResident));
     prefix_ = std::make_unique<PrefixCache>(*cache_, o, host_ ? &*host_ : nullptr, disk_.get());
 }
 

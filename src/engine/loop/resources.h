@@ -19,6 +19,7 @@
 #include "engine/speculation/device_rounds.h"
 #include "engine/speculation/dflash_drafter.h"
 #include "tensor/gpu_thread.h"
+#include "tensor/resident.h"
 
 namespace riptide {
 
@@ -154,6 +155,7 @@ class Machine {
     double memory_bandwidth_ = 0;
     std::unique_ptr<ThreadPool> threads_;
     std::unique_ptr<KvCache> cache_;
+    std::optional<ResidentBehind> resident_;  // what is fetched into the cache meets no memory that nobody has touched
     std::optional<HostStore> host_;
     std::unique_ptr<DiskStore> disk_;
     struct SharedNews {
