@@ -351,7 +351,8 @@ def idle_with_a_full_cache():
     with servers(Replica("--kv-tokens", 4096, "--max-running", 8)) as (server,):
         for number in range(8):
             turn(server.ask, talk(number, 60))
-        expect(server.metric("vllm:kv_cache_usage_perc") == 0 and server.metric("riptide_kv_usage_ratio") == 0, "idle, with a full cache, nothing is used")
+        names = ("vllm:kv_cache_usage_perc", "riptide_kv_usage_ratio")  # which are those of the last step
+        expect(wait_for(lambda: all(server.metric(name) == 0 for name in names)), "idle, with a full cache, nothing is used")
         with concurrent.futures.ThreadPoolExecutor(5) as pool:
             streams = [pool.submit(stream, HOST, server.port, {"prompt": "x", "max_tokens": 700, "ignore_eos": True}) for _ in range(5)]
             expect(wait_for(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 5), "five answers are five in the metrics")
