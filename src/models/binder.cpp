@@ -21,13 +21,12 @@ namespace riptide {
 
 namespace {
 
-
 /// Ends of names that may stay unused: what they hold does not change the result of a forward pass in f32, or is known
 /// otherwise.
 constexpr std::array<std::string_view, 8> kIgnored = {
     "rotary_emb.inv_freq",  // computed from the config
     ".k_scale",
-    ".v_scale",  // for an FP8 K/V cache
+    ".v_scale",  // for an FP8 K/V cache, where they are read (models/kv_scales.h)
     ".k_proj.output_scale",
     ".v_proj.output_scale",
     ".input_global_scale",
@@ -142,6 +141,12 @@ Weight Binder::stored_matrix(const TensorInfo& tensor, int64_t rows, int64_t col
     w.cols = cols;
     w.row_bytes = row_bytes(tensor.dtype, cols);
     return w;
+}
+
+DType Binder::dtype_of(const TensorNames& names) const {
+    const TensorInfo* tensor = find(names);
+    if (tensor == nullptr) fail_missing(candidates(names));
+    return tensor->dtype;
 }
 
 void Binder::skip(std::string_view prefix) {

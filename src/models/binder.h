@@ -67,6 +67,10 @@ class Binder {
     std::vector<float> values(const TensorNames& names, const std::vector<int64_t>& shape);
     /// Tensors whose names begin so are not read, knowingly.
     void skip(std::string_view prefix);
+    /// One floating-point value or `heads` of them, each from 2^-64 to 2^64: scales, which do not count as parameters.
+    std::vector<float> scales(const TensorNames& names, int64_t heads);
+    /// Of a tensor that must be there, as the file has it.
+    DType dtype_of(const TensorNames& names) const;
     /// Whole numbers stored as i32, i64, bool or u8.
     std::vector<int64_t> integers(const TensorNames& names, int64_t size);
     std::vector<Weight> experts(const ExpertNames& names, int64_t experts, int64_t rows, int64_t cols);
@@ -116,8 +120,11 @@ class WeightLoader {
 
     bool has(const TensorNames& names) const { return binder_.has(names); }
     int64_t rows_of(const TensorNames& names) const { return binder_.rows_of(names); }
-    Weight matrix(const TensorNames& names, int64_t rows, int64_t cols) {
-        return store_.matrix(binder_.matrix(names, rows, cols));
+    /// W * factor. A factor other than 1 is a power of two, and the matrix not f16: then it is exact.
+    Weight matrix(const TensorNames& names, int64_t rows, int64_t cols, float factor = 1) {
+        Weight w = binder_.matrix(names, rows, cols);
+        w.scale *= factor;
+        return store_.matrix(w);
     }
     /// Matrices that the file stores one above the other, with `parts` rows each. REQUIRES scale planes, if there are
     /// any, to have their borders where the parts have theirs.
@@ -137,8 +144,10 @@ class WeightLoader {
     Weight halved_matrix(const TensorNames& names, int64_t rows, int64_t cols) {
         return store_.halved(binder_.matrix(names, rows, cols));
     }
-    std::span<const float> vector(const TensorNames& names, int64_t size) {
-        return store_.floats(binder_.vector(names, size));
+    std::span<const float> vector(const TensorNames& names, int64_t size, float factor = 1) {
+        std::vector<float> values = binder_.vector(names, size);
+        for (float& value : values) value *= factor;
+        return store_.floats(std::move(values));
     }
     std::span<const float> values(const TensorNames& names, const std::vector<int64_t>& shape) {
         return store_.floats(binder_.values(names, shape));
@@ -146,6 +155,8 @@ class WeightLoader {
     /// Values that a model has made of those of host_vector().
     std::span<const float> place(std::vector<float> values) { return store_.floats(std::move(values)); }
     void skip(std::string_view prefix) { binder_.skip(prefix); }
+    DType dtype_of(const TensorNames& names) const { return binder_.dtype_of(names); }
+    std::vector<float> scales(const TensorNames& names, int64_t heads) { return binder_.scales(names, heads); }
     /// These three stay with the caller.
     std::vector<float> host_vector(const TensorNames& names, int64_t size) { return binder_.vector(names, size); }
     std::vector<float> host_values(const TensorNames& names, const std::vector<int64_t>& shape) {

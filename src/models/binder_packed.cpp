@@ -42,6 +42,24 @@ float Binder::scalar(const TensorInfo& tensor) const {
     return value;
 }
 
+std::vector<float> Binder::scales(const TensorNames& names, int64_t heads) {
+    const TensorInfo* found = find(names);
+    if (found == nullptr) fail_missing(candidates(names));
+    const TensorInfo& tensor = use(*found, 0);
+    const int64_t there = count(tensor);
+    RT_CHECK(is_scale_type(tensor.dtype) && (there == 1 || there == heads),
+             "{} is {} {}, expected one floating-point value or {} of them", where(tensor), dtype_name(tensor.dtype),
+             shape_text(tensor.shape), heads);
+    const Weight row{.rows = 1, .cols = there, .scales = tensor.bytes.data(), .scale_dtype = tensor.dtype};
+    std::vector<float> values;
+    for (int64_t i = 0; i < there; ++i) {
+        values.push_back(row.plane_scale(0, i));
+        RT_CHECK(values.back() >= 0x1p-64f && values.back() <= 0x1p64f,
+                 "{} holds {}, expected positive numbers, from 2^-64 to 2^64", where(tensor), values.back());
+    }
+    return values;
+}
+
 /// One scale per row, or per group of columns of a row.
 void Binder::set_scale_plane(Weight& w, const TensorInfo& scale) {
     RT_CHECK(is_scale_type(scale.dtype), "{} is {}, expected f32, bf16, f16 or f8_e4m3", where(scale),

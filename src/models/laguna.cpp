@@ -119,7 +119,7 @@ ExpertNames experts_in_layer(int64_t l, std::string_view gguf, std::string_view 
 
 }  // namespace
 
-void Laguna::bind_attention(WeightLoader& bind, int64_t l) {
+void Laguna::bind_attention(WeightLoader& bind, int64_t l, KvScales& scales) {
     const auto i = static_cast<size_t>(l);
     const int64_t D = config_.hidden_size, d = config_.head_dim;
     const int64_t H = config_.num_attention_heads_per_layer[i], Hkv = config_.num_key_value_heads;
@@ -127,10 +127,13 @@ void Laguna::bind_attention(WeightLoader& bind, int64_t l) {
     w.attn_norm = bind.vector(in_layer(l, {"attn_norm.weight"}, {"input_layernorm.weight"}), D);
     w.wq = bind.matrix(in_layer(l, {"attn_q.weight"}, {"self_attn.q_proj.weight"}), H * d, D);
     w.wk = bind.matrix(in_layer(l, {"attn_k.weight"}, {"self_attn.k_proj.weight"}), Hkv * d, D);
-    w.wv = bind.matrix(in_layer(l, {"attn_v.weight"}, {"self_attn.v_proj.weight"}), Hkv * d, D);
-    w.wo = bind.matrix(in_layer(l, {"attn_output.weight"}, {"self_attn.o_proj.weight"}), D, H * d);
-    w.q_norm = bind.vector(in_layer(l, {"attn_q_norm.weight"}, {"self_attn.q_norm.weight"}), d);
-    w.k_norm = bind.vector(in_layer(l, {"attn_k_norm.weight"}, {"self_attn.k_norm.weight"}), d);
+    const TensorNames wv = in_layer(l, {"attn_v.weight"}, {"self_attn.v_proj.weight"});
+    const TensorNames wo = in_layer(l, {"attn_output.weight"}, {"self_attn.o_proj.weight"});
+    const KvScale s = scales.next(bind, {in_layer(l, {}, {"self_attn"}).hf, Hkv, wv, wo});
+    w.wv = bind.matrix(wv, Hkv * d, D, 1 / s.v);
+    w.wo = bind.matrix(wo, D, H * d, s.v);
+    w.q_norm = bind.vector(in_layer(l, {"attn_q_norm.weight"}, {"self_attn.q_norm.weight"}), d, s.k);
+    w.k_norm = bind.vector(in_layer(l, {"attn_k_norm.weight"}, {"self_attn.k_norm.weight"}), d, 1 / s.k);
     // One gate for each head (XS and S) or each element (M.1).
     const TensorNames gate = in_layer(l, {"attn_gate.weight", "attn_g.weight"}, {"self_attn.g_proj.weight"});
     const int64_t gates = bind.rows_of(gate);
@@ -190,8 +193,9 @@ Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options)
     lm_head_ = tied ? embed_tokens_ : bind.matrix(head, V, D);
     norm_ = bind.vector({{"output_norm.weight"}, {"model.norm.weight"}}, D);
     layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
+    KvScales scales(checkpoint, options);
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
-        bind_attention(bind, l);
+        bind_attention(bind, l, scales);
         bind_feed_forward(bind, l);
         const bool sliding = config_.is_sliding[static_cast<size_t>(l)];
         specs_.push_back({.kind = sliding ? StateSpec::Kind::window : StateSpec::Kind::paged,
@@ -202,6 +206,7 @@ Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options)
     bind.finish();
     if (options.prefill == PrefillKind::fp8) add_fp8();
     count(bind.binder());
+    info_.kv_scales = scales.text();
 }
 
 /// Router and norms stay as they are, and so does the head, which few rows ask for.

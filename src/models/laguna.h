@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/binder.h"
+#include "models/kv_scales.h"
 #include "models/laguna_config.h"
 #include "models/model.h"
 #include "ops/moe.h"
@@ -40,7 +41,7 @@ class Laguna final : public Model {
         ops::ExpertWeights experts;
     };
 
-    void bind_attention(WeightLoader& bind, int64_t l);
+    void bind_attention(WeightLoader& bind, int64_t l, KvScales& scales);
     void bind_feed_forward(WeightLoader& bind, int64_t l);
     void add_fp8();
     void count(const Binder& bind);

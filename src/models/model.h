@@ -22,8 +22,8 @@ namespace riptide {
 struct ModelInfo {
     std::string architecture;  // "laguna", "qwen3"
     Task task = Task::generate;
-    std::string name;          // general.name or the folder
-    std::string config;        // all that was read of the checkpoint's config: another config, another text
+    std::string name;    // general.name or the folder
+    std::string config;  // all that was read of the checkpoint's config: another config, another text
     int64_t num_hidden_layers = 0;
     int64_t hidden_size = 0;
     int64_t vocab_size = 0;
@@ -33,6 +33,7 @@ struct ModelInfo {
     int64_t weight_bytes = 0;
     int64_t bytes_per_token = 0;           // weight bytes that one decoded token reads (batch 1)
     int64_t device_bytes = 0;              // of a GPU's memory that the weights take; 0 on the CPU
+    std::string kv_scales;                 // what became of the checkpoint's K/V scales, in a sentence; may be empty
     std::vector<std::string> conversions;  // what a GPU cannot hold as the file does: WeightStore::conversions()
 };
 
@@ -111,6 +112,8 @@ struct ModelOptions {
     /// bits then depend on where its step begins.
     bool delta_by_chunks = false;
     PrefillKind prefill = PrefillKind::bf16;
+    /// K, or V, is stored as FP8: only then a checkpoint's scales for it count (models/kv_scales.h).
+    bool fp8_k = false, fp8_v = false;
     /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this
     /// value.
     double yarn_attention_factor = -1.0;

@@ -75,7 +75,7 @@ Tensor Qwen3::logits(Context& ctx, const Tensor& x, const Batch& batch) const {
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
-void Qwen3::bind_layer(WeightLoader& bind, int64_t l) {
+void Qwen3::bind_layer(WeightLoader& bind, int64_t l, KvScales& scales) {
     const int64_t D = config_.hidden_size, F = config_.intermediate_size, d = config_.head_dim;
     const int64_t H = config_.num_attention_heads, Hkv = config_.num_key_value_heads;
     const auto names = [&](std::string_view gguf, std::string_view hf) {
@@ -87,10 +87,14 @@ void Qwen3::bind_layer(WeightLoader& bind, int64_t l) {
     w.attn_norm = bind.vector(names("attn_norm", "input_layernorm"), D);
     w.wq = bind.matrix(names("attn_q", "self_attn.q_proj"), H * d, D);
     w.wk = bind.matrix(names("attn_k", "self_attn.k_proj"), Hkv * d, D);
-    w.wv = bind.matrix(names("attn_v", "self_attn.v_proj"), Hkv * d, D);
-    w.wo = bind.matrix(names("attn_output", "self_attn.o_proj"), D, H * d);
-    w.q_norm = bind.vector(names("attn_q_norm", "self_attn.q_norm"), d);
-    w.k_norm = bind.vector(names("attn_k_norm", "self_attn.k_norm"), d);
+    const TensorNames wv = names("attn_v", "self_attn.v_proj"), wo = names("attn_output", "self_attn.o_proj");
+    const std::vector<std::string> attention = {fmt::format("model.layers.{}.self_attn", l),
+                                                fmt::format("layers.{}.self_attn", l)};
+    const KvScale s = scales.next(bind, {attention, Hkv, wv, wo});
+    w.wv = bind.matrix(wv, Hkv * d, D, 1 / s.v);
+    w.wo = bind.matrix(wo, D, H * d, s.v);
+    w.q_norm = bind.vector(names("attn_q_norm", "self_attn.q_norm"), d, s.k);
+    w.k_norm = bind.vector(names("attn_k_norm", "self_attn.k_norm"), d, 1 / s.k);
     w.ffn_norm = bind.vector(names("ffn_norm", "post_attention_layernorm"), D);
     w.w_gate = bind.matrix(names("ffn_gate", "mlp.gate_proj"), F, D);
     w.w_up = bind.matrix(names("ffn_up", "mlp.up_proj"), F, D);
@@ -119,7 +123,8 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
         for (const char* name : {"output.weight", "lm_head."}) bind.skip(name);
     norm_ = bind.vector({{"output_norm.weight"}, {"model.norm.weight", "norm.weight"}}, D);
     layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
-    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) bind_layer(bind, l);
+    KvScales scales(checkpoint, options);
+    for (int64_t l = 0; l < config_.num_hidden_layers; ++l) bind_layer(bind, l, scales);
     specs_.assign(
         layers_.size(),
         {.kind = StateSpec::Kind::paged, .num_kv_heads = config_.num_key_value_heads, .head_dim = config_.head_dim});
@@ -127,6 +132,7 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
     if (options.prefill == PrefillKind::fp8) add_fp8();
     info_.name = model_name(checkpoint);
     count(bind.binder());
+    info_.kv_scales = scales.text();
 }
 
 /// Router and norms stay as they are, and so does the head, which few rows ask for.

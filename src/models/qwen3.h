@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/binder.h"
+#include "models/kv_scales.h"
 #include "models/model.h"
 #include "models/rope_config.h"
 
@@ -60,7 +61,7 @@ class Qwen3 final : public Model {
     const ops::Rope& rope() const { return rope_; }
 
   private:
-    void bind_layer(WeightLoader& bind, int64_t l);
+    void bind_layer(WeightLoader& bind, int64_t l, KvScales& scales);
     void add_fp8();
     void count(const Binder& bind);
     // x: the residual stream, f32 [n, D]; each adds its result to it.

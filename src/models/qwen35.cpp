@@ -125,24 +125,26 @@ TensorNames Qwen35::names(int64_t l, std::string_view gguf, std::string_view hf)
     return {{fmt::format("blk.{}.{}", l, gguf)}, {fmt::format("{}layers.{}.{}", text_, l, hf)}};
 }
 
-/// Hugging Face stores w of RMSNorm's factor 1 + w, GGUF the factor.
-std::span<const float> Qwen35::norm(WeightLoader& bind, const TensorNames& names, int64_t size) const {
+/// Hugging Face stores w of RMSNorm's weight 1 + w, GGUF that weight. All of it times `factor`.
+std::span<const float> Qwen35::norm(WeightLoader& bind, const TensorNames& names, int64_t size, float factor) const {
     std::vector<float> factors = bind.host_vector(names, size);
-    if (!gguf_)
-        for (float& factor : factors) factor += 1.0f;
+    for (float& value : factors) value = (gguf_ ? value : value + 1.0f) * factor;
     return bind.place(std::move(factors));
 }
 
-void Qwen35::bind_attention(WeightLoader& bind, int64_t l) {
+void Qwen35::bind_attention(WeightLoader& bind, int64_t l, KvScales& scales) {
     const int64_t D = config_.hidden_size, d = config_.head_dim;
     const int64_t H = config_.num_attention_heads, Hkv = config_.num_key_value_heads;
     Layer& w = layers_[static_cast<size_t>(l)];
     w.wq = bind.matrix(names(l, "attn_q.weight", "self_attn.q_proj.weight"), 2 * H * d, D);
     w.wk = bind.matrix(names(l, "attn_k.weight", "self_attn.k_proj.weight"), Hkv * d, D);
-    w.wv = bind.matrix(names(l, "attn_v.weight", "self_attn.v_proj.weight"), Hkv * d, D);
-    w.wo = bind.matrix(names(l, "attn_output.weight", "self_attn.o_proj.weight"), D, H * d);
-    w.q_norm = norm(bind, names(l, "attn_q_norm.weight", "self_attn.q_norm.weight"), d);
-    w.k_norm = norm(bind, names(l, "attn_k_norm.weight", "self_attn.k_norm.weight"), d);
+    const TensorNames wv = names(l, "attn_v.weight", "self_attn.v_proj.weight");
+    const TensorNames wo = names(l, "attn_output.weight", "self_attn.o_proj.weight");
+    const KvScale s = scales.next(bind, {names(l, "", "self_attn").hf, Hkv, wv, wo});
+    w.wv = bind.matrix(wv, Hkv * d, D, 1 / s.v);
+    w.wo = bind.matrix(wo, D, H * d, s.v);
+    w.q_norm = norm(bind, names(l, "attn_q_norm.weight", "self_attn.q_norm.weight"), d, s.k);
+    w.k_norm = norm(bind, names(l, "attn_k_norm.weight", "self_attn.k_norm.weight"), d, 1 / s.k);
 }
 
 void Qwen35::bind_delta(WeightLoader& bind, int64_t l) {
@@ -210,13 +212,14 @@ Qwen35::Qwen35(const Checkpoint& checkpoint, const ModelOptions& options)
     lm_head_ = tied ? embed_tokens_ : bind.matrix(head, V, D);
     norm_ = norm(bind, {{"output_norm.weight"}, {text_ + "norm.weight"}}, D);
     layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
+    KvScales scales(checkpoint, options);
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
         Layer& w = layers_[static_cast<size_t>(l)];
         w.attn_norm = norm(bind, names(l, "attn_norm.weight", "input_layernorm.weight"), D);
         w.ffn_norm = norm(bind, names(l, "post_attention_norm.weight", "post_attention_layernorm.weight"), D);
         const bool linear = config_.is_linear[static_cast<size_t>(l)] != 0;
         if (linear) bind_delta(bind, l);
-        else bind_attention(bind, l);
+        else bind_attention(bind, l, scales);
         bind_feed_forward(bind, l);
         if (linear) specs_.push_back({.kind = StateSpec::Kind::delta, .delta = config_.delta});
         else
@@ -231,6 +234,7 @@ Qwen35::Qwen35(const Checkpoint& checkpoint, const ModelOptions& options)
     if (options.prefill == PrefillKind::fp8) add_fp8();
     info_.name = model_name(checkpoint);
     count(bind.binder());
+    info_.kv_scales = scales.text();
 }
 
 /// Router, norms and DeltaNet's decay and beta stay as they are, and so does the head, which few rows ask for.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/binder.h"
+#include "models/kv_scales.h"
 #include "models/model.h"
 #include "models/qwen35_config.h"
 #include "ops/moe.h"
@@ -49,8 +50,8 @@ class Qwen35 final : public Model {
 
   private:
     TensorNames names(int64_t l, std::string_view gguf, std::string_view hf) const;
-    std::span<const float> norm(WeightLoader& bind, const TensorNames& names, int64_t size) const;
-    void bind_attention(WeightLoader& bind, int64_t l);
+    std::span<const float> norm(WeightLoader& bind, const TensorNames& names, int64_t size, float factor = 1) const;
+    void bind_attention(WeightLoader& bind, int64_t l, KvScales& scales);
     void bind_delta(WeightLoader& bind, int64_t l);
     void bind_feed_forward(WeightLoader& bind, int64_t l);
     void add_fp8();

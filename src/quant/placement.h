@@ -23,12 +23,15 @@ struct Placement {
     int64_t data_bytes = 0;
     int64_t high_bytes = 0;
     int64_t scale_bytes = 0;
+    bool scaled = false;    // Weight::scale, a power of two, goes into the values
     bool plane = false;     // the scale plane does not come from the rows but from stage_scales()
     std::string converted;  // why the values were rounded to f16; empty: they were not
 
     int64_t bytes() const;
     Weight at(const std::byte* base) const;
 };
+/// A power of two as Weight::scale goes where it is exact, so that kernels need not know of it: into values of f32 and
+/// bf16, and into planes of f32 and bf16. In f16, and in other scales, it stays.
 Placement plan_placement(const Weight& host, const PlacementRules& rules = {});
 /// Whether the two differ in where they lie and what they hold alone.
 bool same_layout(const Placement& a, const Placement& b);

@@ -133,6 +133,15 @@ void fold_scale(const Weight& host, Placement& plan) {
     plan.w.scale = 1.0f;
 }
 
+/// Weight::scale where it costs no bits: see plan_placement().
+void fold_power(const Weight& host, Placement& plan) {
+    int exponent = 0;
+    if (plan.w.scale == 1.0f || std::frexp(host.scale, &exponent) != 0.5f) return;
+    plan.scaled = plan.staged == host.dtype && (host.dtype == DType::f32 || host.dtype == DType::bf16);
+    const bool plane = plan.plane && (plan.w.scale_dtype == DType::f32 || plan.w.scale_dtype == DType::bf16);
+    if (plan.scaled || plane) plan.w.scale = 1.0f;
+}
+
 void plan_f16(Placement& plan, std::string reason) {
     Weight w;
     w.dtype = DType::f16;
@@ -186,6 +195,7 @@ Placement plan_placement(const Weight& host, const PlacementRules& rules) {
     } else if (!floats && !plan_blocks(plan)) {
         plan_f16(plan, fmt::format("no GPU kernels for {}", dtype_name(host.dtype)));
     }
+    fold_power(host, plan);
     if (rules.fold_scale) fold_scale(host, plan);
     plan.staged_row_bytes = row_bytes(plan.staged, host.cols);
     plan.w.row_bytes = align(row_bytes(plan.w.dtype, host.cols), 16);
@@ -307,11 +317,16 @@ void stage_rows(const Weight& host, const Placement& plan, int64_t begin, int64_
         for (int64_t r = begin; r < begin + count; ++r, to += plan.staged_row_bytes) restage_row(host, plan, r, to);
         return;
     }
-    if (plan.converted.empty()) {
+    if (plan.converted.empty() && !plan.scaled) {
         std::memcpy(to, host.row(begin), static_cast<size_t>(count * host.row_bytes));
         return;
     }
     std::vector<float> row(static_cast<size_t>(host.cols));
+    for (int64_t r = begin; plan.scaled && r < begin + count; ++r, to += host.row_bytes) {
+        dequantize_row(host, r, row.data());
+        quantize(host.dtype, row.data(), to, host.cols);
+    }
+    if (plan.scaled) return;
     for (int64_t r = begin; r < begin + count; ++r) {
         dequantize_row(host, r, row.data());
         for (size_t c = 0; c < row.size(); ++c, to += 2) {

@@ -130,6 +130,26 @@ TEST(Planes, a_folded_scale_is_one_rounding_away) {
     expect_same_values(decoded(HostPlacement(eight.w, {.fold_scale = true}).w), eight.dequantized(), "f8_e4m3");
 }
 
+// What scales of an FP8 K/V cache make of a matrix (models/kv_scales.h).
+TEST(Planes, a_power_of_two_goes_into_values_and_planes_that_hold_it_exactly) {
+    const auto expect = [](WeightKind kind, float scale, bool inside) {
+        kind.scale = scale;
+        const RandomWeight random(kind, 5, 256, 17);
+        const HostPlacement placed(random.w);
+        EXPECT_EQ(placed.w.scale, inside ? 1.0f : scale) << kind.name();
+        expect_same_values(decoded(placed.w), random.dequantized(), kind.name());
+    };
+    for (const float scale : {0x1p-9f, 0x1p12f}) {
+        for (const DType type : {DType::f32, DType::bf16}) expect({type}, scale, true);
+        for (const DType type : {DType::f16, DType::f8_e4m3}) expect({type}, scale, false);
+        for (const DType plane : {DType::f32, DType::bf16}) expect({DType::f8_e4m3, plane, 128, 128}, scale, true);
+        expect({DType::i4_pack, DType::bf16, 1, 64}, scale, true);
+        expect({DType::i8_pack, DType::f16, 1, 128}, scale, false);
+        expect({DType::f4_pack, DType::f8_e4m3, 1, 16}, scale, false);
+    }
+    expect({DType::bf16}, 0.3f, false);
+}
+
 // So what is tested of the one form on a GPU holds for the other.
 TEST(Planes, nvfp4_in_blocks_and_in_rows_give_the_same_bytes) {
     constexpr int64_t kRows = 5, kCols = 192;

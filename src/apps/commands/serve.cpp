@@ -144,6 +144,7 @@ void announce(const EngineInfo& info, const server::ServerOptions& options, bool
     say("fit     context {} tokens, K/V for {} tokens as {}, {} answers at a time", grouped(info.context_length),
         grouped(info.kv_tokens), kv, info.max_running);
     if (!info.memory.empty()) say("memory  {}", info.memory);
+    if (!info.model.kv_scales.empty()) say("scales  {}", info.model.kv_scales);
     const CompressionOptions& c = info.compression;
     if (!info.scorer.empty())
         say("scorer  {}: {} keep {} of what can be left out{}", info.scorer,

@@ -228,6 +228,7 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr) say("{}: {}\n", session->gpu()->info().name, session->memory());
+    if (const std::string& scales = session->model().info().kv_scales; !scales.empty()) say("{}\n", scales);
     return session;
 }
 
@@ -250,6 +251,7 @@ std::unique_ptr<Engine> open_lone_engine(const ModelFlags& flags, EngineOptions 
     auto engine = open_engine(flags, std::move(options));
     const EngineInfo info = engine->info();
     if (!info.memory.empty()) say("{}: {}\n", info.device, info.memory);
+    if (!info.model.kv_scales.empty()) say("{}\n", info.model.kv_scales);
     return engine;
 }
 

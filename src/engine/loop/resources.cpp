@@ -75,6 +75,8 @@ Machine::Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& op
         gpu_ = Gpu::open(gpu);
     }
     options_.model.gpu = gpu_.get();
+    options_.model.fp8_k = !options_.choose_kv && options_.k_dtype == DType::f8_e4m3;
+    options_.model.fp8_v = !options_.choose_kv && options_.v_dtype == DType::f8_e4m3;
     model_ = load_model(*checkpoint_, options_.model);
     options_.model.on_progress = {};  // belongs to whoever opens the engine
     open();
@@ -204,6 +206,7 @@ std::string Machine::weights_name() const {
     if (gpu_ && gpu_->options().portable) name += " portable";
     if (options_.model.prefill == PrefillKind::fp8) name += " prefill fp8";
     if (options_.one_launch) name += " decode persistent";
+    if (!model_->info().kv_scales.empty()) name += " kv scales";
     if (checkpoint_ && !checkpoint_->made().empty()) name += fmt::format(" {}", checkpoint_->made());
     if (!content_) return name;
     return name + (by_digest_ ? " sha256 " + to_hex(*content_->digest()) : " local " + content_->local_name());
