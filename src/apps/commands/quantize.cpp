@@ -1,4 +1,4 @@
-// riptide quantize: safetensors or GGUF to GGUF in another type.
+// riptide quantize: safetensors or GGUF to GGUF in another type, or a folder to a folder in FP8 or NVFP4.
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "apps/commands/commands.h"
+#include "apps/convert/packed_folder.h"
 #include "apps/convert/quantize_jobs.h"
 #include "apps/convert/tensor_rules.h"
 #include "apps/flags/flags.h"
@@ -97,7 +98,26 @@ void apply_importance(std::vector<QuantizeJob>& jobs, const std::string& path, G
          unreached == 0 ? "" : fmt::format("; all alike in {} experts that its text did not reach", unreached));
 }
 
+/// FP8 and NVFP4 of a folder.
+int quantize_folder(const QuantizeFlags& options, PackedType type) {
+    RT_CHECK(options.imatrix.empty() && options.rules.empty() && options.name.empty(), ErrorKind::usage,
+             "--type {}: writes a folder, for which there is no --imatrix, --tensor or --name", options.type);
+    const auto checkpoint = open_checkpoint(options.in);
+    catch_interrupts();
+    ThreadPool threads(options.threads);
+    Progress progress("quantising", "B");
+    const PackedReport report = write_packed_folder(*checkpoint, type, options.out, threads,
+                                                    [&](int64_t done, int64_t all) { progress.update(done, all); });
+    tell("{}: {} matrices in {}, {} tensors as they are{}; {} in {} file{}, from {}\n", options.out,
+         grouped(report.matrices), options.type, grouped(report.copied),
+         report.odd > 0 ? fmt::format(" ({} of them with columns that are no multiple of 16)", report.odd) : "",
+         human_bytes(report.bytes), report.shards, report.shards == 1 ? "" : "s",
+         human_bytes(checkpoint->tensor_bytes()));
+    return 0;
+}
+
 int quantize_file(const QuantizeFlags& options) {
+    if (const std::optional<PackedType> type = packed_type(options.type)) return quantize_folder(options, *type);
     check_mix_writable(options.type);  // such a mix is an error before anything is opened
     TensorRules rules(options.rules);
     const auto checkpoint = open_checkpoint(options.in);
@@ -133,11 +153,14 @@ int quantize_file(const QuantizeFlags& options) {
 }  // namespace
 
 void add_quantize(Command& app, Action& action) {
-    Command* cmd = app.add_subcommand("quantize", "Convert safetensors or GGUF to GGUF in another type");
+    Command* cmd =
+        app.add_subcommand("quantize", "Convert safetensors or GGUF to GGUF in another type, or to FP8 or NVFP4");
     auto options = std::make_shared<QuantizeFlags>();
     cmd->add_option("IN", options->in, "Safetensors folder or GGUF file")->required();
-    cmd->add_option("OUT", options->out, "GGUF file to write")->required();
-    cmd->add_option("--type", options->type, "Quantisation mix: " + quant_mix_names())->capture_default_str();
+    cmd->add_option("OUT", options->out, "GGUF file to write; for fp8 and nvfp4 a new folder")->required();
+    cmd->add_option("--type", options->type,
+                    "Quantisation mix: " + quant_mix_names() + "; or fp8 or nvfp4, which write a folder (safetensors)")
+        ->capture_default_str();
     cmd->add_option(
         "--imatrix", options->imatrix,
         "Importance matrix (riptide imatrix, or llama.cpp's): errors in columns with large inputs count more");
@@ -151,6 +174,7 @@ void add_quantize(Command& app, Action& action) {
         "  riptide quantize laguna-bf16.gguf laguna-q8_0.gguf --type q8_0\n"
         "  riptide quantize laguna-bf16.gguf laguna-iq3_m.gguf --type iq3_m --imatrix laguna.imatrix.gguf\n"
         "  riptide quantize laguna-bf16.gguf mine.gguf --type q2_k --tensor 'attn_[qk]=q4_k' --tensor _shexp=q6_k\n"
+        "  riptide quantize ./Laguna-XS.2 ./Laguna-XS.2-FP8 --type fp8    a folder, as compressed-tensors lays it out\n"
         "  riptide quantize ./Qwen3.5-27B qwen3.5-27b-q4_k_m.gguf --type q4_k_m    the text model\n"
         "  riptide quantize ./Laguna-XS.2-speculator.dflash drafter-q8_0.gguf --type q8_0    a DFlash drafter");
     cmd->callback([options, &action] { action = [options] { return quantize_file(*options); }; });
