@@ -57,7 +57,7 @@ KvScale KvScales::next(WeightLoader& bind, const KvScaleNames& names) {
     if (v_) scale.v = read(bind, names, 'v');
     for (const TensorNames* matrix : {&names.v_proj, &names.o_proj}) {
         if (scale.v == 1 || bind.dtype_of(*matrix) != DType::f16) continue;
-        if (halves_++ == 0) half_ = matrix->hf.front();
+        if (halves_++ == 0) half_ = matrix == &names.v_proj ? "v_proj" : "o_proj";
         scale.v = 1;
     }
     ++layers_;

@@ -49,7 +49,7 @@ class KvScales {
 
     bool k_ = false, v_ = false;
     std::string refused_;  // kv_cache_scheme, if it is another one
-    std::string half_;     // the first f16 matrix that kept V as it is
+    std::string half_;     // which matrix, of the first layer where f16 kept V as it is
     int64_t layers_ = 0;
     int64_t found_[2] = {};  // of them with a scale for K, for V
     int64_t halves_ = 0;     // whose V is left alone

@@ -12,8 +12,8 @@ namespace riptide {
 
 namespace {
 
-constexpr uintptr_t kAtOnce = uintptr_t{2} << 20;
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+constexpr uintptr_t kAtOnce = uintptr_t{256} << 10;  // little: others who map memory wait for a piece
+constexpr int kPopulateWrite = 23;                   // MADV_POPULATE_WRITE, which older headers lack
 
 }  // namespace
 

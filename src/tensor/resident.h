@@ -11,7 +11,7 @@ namespace riptide {
 
 /// Has the system provide what lies behind pages that nobody has touched: a first touch costs up to 17 us for each
 /// 4 KiB where the machine is a virtual one. Contents stay, and others may use the memory meanwhile. Ends early,
-/// between pieces of 2 MiB, when `stop` says so; does nothing where the system cannot (Linux before 5.14).
+/// between pieces of 256 KiB, when `stop` says so; does nothing where the system cannot (Linux before 5.14).
 void make_resident(std::span<std::byte> memory, const std::function<bool()>& stop);
 
 /// make_resident on a thread that yields to all others, which the destructor ends.

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "apps/commands/commands.h"
+#include "apps/convert/packed_plan.h"
 #include "apps/support/terminal.h"
 #include "io/safetensors_writer.h"
 #include "models/binder.h"
@@ -210,6 +211,32 @@ TEST_F(PackedFolder, of_several_files_has_an_index) {
     EXPECT_EQ(parts->tensors().size(), whole->tensors().size());
     for (const TensorInfo& t : whole->tensors()) EXPECT_TRUE(std::ranges::equal(parts->find(t.name)->bytes, t.bytes));
     EXPECT_EQ(files(folder + "/out")[1], fmt::format("model-00001-of-{:05}.safetensors", report.shards));
+}
+
+TEST_F(PackedFolder, takes_along_what_lies_beside) {
+    const std::string in = plain("laguna_fp8");
+    fs::create_directory(in + "/1_Pooling");
+    for (const char* name : {"1_Pooling/config.json", "LICENSE", "modeling_x.py", "modules.json", "rest.bin"})
+        write_file_atomic(in + "/" + name, std::string_view("[]"));
+    write(in, PackedType::fp8);
+    EXPECT_EQ(files(folder + "/out"),
+              (std::vector<std::string>{"1_Pooling", "LICENSE", "config.json", "model.safetensors", "modeling_x.py",
+                                        "modules.json", "tokenizer_config.json"}));
+    EXPECT_EQ(read_file(folder + "/out/1_Pooling/config.json", 100), "[]");
+}
+
+TEST_F(PackedFolder, stacks_of_what_predicts_tokens_stay) {
+    FakeCheckpoint file;
+    for (const char* of : {"model", "mtp"}) {
+        file.add_zeros(fmt::format("{}.layers.0.mlp.experts.gate_up_proj", of), DType::bf16, {2, 4, 16});
+        file.add_zeros(fmt::format("{}.layers.0.mlp.experts.down_proj", of), DType::bf16, {2, 16, 16});
+    }
+    const apps::PackedPlan plan(file, PackedType::nvfp4);
+    EXPECT_EQ(plan.report.matrices, 6);
+    EXPECT_EQ(plan.report.copied, 2);
+    const apps::PackedItem& last = plan.items.back();
+    EXPECT_EQ(last.made[0].name, "mtp.layers.0.mlp.experts.down_proj");
+    EXPECT_EQ(last.bytes(), static_cast<int64_t>(last.from->bytes.size()));
 }
 
 // qwen35_moe has stacks, and gates above ups.

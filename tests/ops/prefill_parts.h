@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "ops/cuda/linear/gemm/gemm.h"

@@ -253,22 +253,21 @@ void write_tensors(PackedPlan& plan, FolderWriter& writer, const NewFolder& fold
     plan.report.shards = static_cast<int64_t>(shards);
 }
 
-/// Everything a tokenizer, a template and a generation config can lie in, byte for byte.
+/// What else lies in the folder: tokenizer, templates, generation config, pooling, code that config.json names,
+/// licences, byte for byte.
 void copy_texts(const std::string& from, const NewFolder& to) {
-    constexpr const char* kTexts[] = {"tokenizer.json",
-                                      "tokenizer_config.json",
-                                      "special_tokens_map.json",
-                                      "added_tokens.json",
-                                      "vocab.json",
-                                      "merges.txt",
-                                      "generation_config.json",
-                                      "chat_template.jinja",
-                                      "chat_template.json",
-                                      "preprocessor_config.json"};
-    for (const char* name : kTexts) {
-        const std::string path = from + "/" + name;
-        if (fs::is_regular_file(path)) write_file_atomic(to.file(name), read_file(path, kMostText));
+    constexpr std::string_view kEnds[] = {".json", ".jinja", ".txt", ".py", ".model"};
+    for (const auto& entry : fs::directory_iterator(from)) {
+        const std::string name = entry.path().filename().string();
+        const bool text = std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); }) ||
+                          name.starts_with("LICENSE") || name.starts_with("NOTICE");
+        if (text && entry.is_regular_file() && name != "config.json" && !name.ends_with(".index.json"))
+            write_file_atomic(to.file(name), read_file(entry.path().string(), kMostText));
     }
+    const std::string pooling = "1_Pooling/config.json";
+    if (!fs::is_regular_file(from + "/" + pooling)) return;
+    fs::create_directory(to.file("1_Pooling"));
+    write_file_atomic(to.file(pooling), read_file(from + "/" + pooling, kMostText));
 }
 
 }  // namespace
@@ -293,7 +292,9 @@ PackedReport write_packed_folder(const Checkpoint& checkpoint, PackedType type, 
              "{}: its config.json has a quantization_config: it is quantised already", checkpoint.path());
     load_model(checkpoint);
     const fs::path path = checkpoint.path();
-    const std::string from = fs::is_directory(path) ? path.string() : path.parent_path().string();
+    const std::string from = fs::is_directory(path)   ? path.string()
+                             : path.has_parent_path() ? path.parent_path().string()
+                                                      : ".";
     PackedPlan plan(checkpoint, type);
     const std::string made_config = packed_config(read_file(from + "/config.json", kMostText), type, plan);
     NewFolder folder(out);

@@ -59,7 +59,9 @@ PackedPlan::PackedPlan(const Checkpoint& checkpoint, PackedType type) : type_(ty
 void PackedPlan::add(const TensorInfo& t) {
     constexpr std::string_view kStacks[] = {".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"};
     for (const std::string_view stack : kStacks)
-        if (t.name.ends_with(stack) && t.shape.size() == 3) return add_stack(t);
+        if (t.name.ends_with(stack) && t.shape.size() == 3 &&
+            !shared_name(t.name.substr(0, t.name.rfind('.')) + ".0.down_proj").empty())
+            return add_stack(t);
     const bool matrix = t.shape.size() == 2 && t.name.ends_with(".weight");
     const std::string module = matrix ? t.name.substr(0, t.name.size() - 7) : "";
     if (matrix && !shared_name(module).empty()) return add_matrix(t, module, rows_of(t, 0, t.shape[0]));

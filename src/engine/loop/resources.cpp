@@ -206,7 +206,7 @@ std::string Machine::weights_name() const {
     if (gpu_ && gpu_->options().portable) name += " portable";
     if (options_.model.prefill == PrefillKind::fp8) name += " prefill fp8";
     if (options_.one_launch) name += " decode persistent";
-    if (!model_->info().kv_scales.empty()) name += " kv scales";
+    if (!model_->info().kv_scales.empty()) name += " " + model_->info().kv_scales;
     if (checkpoint_ && !checkpoint_->made().empty()) name += fmt::format(" {}", checkpoint_->made());
     if (!content_) return name;
     return name + (by_digest_ ? " sha256 " + to_hex(*content_->digest()) : " local " + content_->local_name());

@@ -1,5 +1,5 @@
-// Hopper's asynchronous pieces as prefill attention uses them: wgmma with A from registers, bulk copies, barriers.
-// Only for code that runs on compute capability 9.0 (compiled as sm_90a).
+// Hopper's asynchronous pieces as prefill's attention and experts use them: wgmma with A from registers, bulk copies,
+// barriers. Only for code that runs on compute capability 9.0 (compiled as sm_90a).
 #pragma once
 
 #include <cuda_bf16.h>

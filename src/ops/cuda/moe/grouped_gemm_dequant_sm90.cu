@@ -10,7 +10,8 @@
 // 256 rows at a time, another boxes of 16 rows of A; two of its warps make the factors that scales stand for, once for
 // all. Four warpgroups multiply, D^T [64 rows of weights, rows of A] = W A^T: a thread decodes the values of its own
 // fragments, four of sixteen columns for two rows; while its warpgroup's products run, the other three decode. A tile
-// has up to 128 rows of A, an expert's shared out evenly (even_tile), and multiplies as many as it needs, in sixteens.
+// has up to 128 rows of A, an expert's shared out evenly (even_tile), and multiplies as many as it needs: 16, 32, 64,
+// and on in sixteens.
 // Rows of gate and up alternate by eights: one thread has both sums of a column.
 //
 // What limits it (H200, 2026-11-29, profiler): schedulers issue in half of the cycles; next to products, which keep the

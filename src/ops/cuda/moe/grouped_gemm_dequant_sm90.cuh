@@ -58,7 +58,7 @@ constexpr RowOrder order_of() {
 template <class R>
 struct Layout {
     uint32_t a, spans, full_a, empty_a, full_span, made, empty_span, quick;
-    /// Every lane says that it has read a span, as race checkers want it; for those that no checker sees one does.
+    /// Every lane says that it has read a span, or one for its warp.
     static constexpr bool kAllLanes = R::S::kSixBits;
     __device__ __forceinline__ explicit Layout(uint32_t base)
         : a(base),

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "ops/cuda/linear/gemm/gemm.h"
 #include "ops/cuda/linear/shared/router_words.h"
 #include "ops/cuda/moe/fit.h"
 #include "quant/fp8_copy.h"

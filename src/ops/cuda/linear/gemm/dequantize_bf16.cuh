@@ -62,7 +62,7 @@ RT_HD bool exact_offset(uint16_t d, uint16_t dmin) {
 /// What 256 columns of one row share.
 template <DType T>
 struct RowScales {
-    Words4 header = {};  // KHeader; of q6_k: the int8 scales of its sixteen groups
+    Words4 header = {};  // KHeader; of q6_k, from load_scales(): the int8 scales
     float d256 = 0;      // 256 d
     float dmin = 0;      // not for q6_k
     bool quick = true;   // the offset is exact: see above

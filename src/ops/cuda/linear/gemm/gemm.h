@@ -46,8 +46,8 @@ RT_HD int64_t scratch_rows(RowOrder order, int64_t columns) {
     return order == RowOrder::swiglu ? 2 * round_up(columns, 64) : round_up(columns, 64);
 }
 
-/// How slots (rows of A) are grouped by expert. In device memory, made by plan_experts. Expert `experts` is the shared
-/// one: all rows, behind the others.
+/// How slots (rows of A) are grouped by expert. In device memory, made by sort_routing(). Expert `experts` is the
+/// shared one: all rows, behind the others.
 struct GroupPlan {
     const int32_t* row_first = nullptr;    // [experts + 2] first slot of an expert
     const int32_t* tile_first = nullptr;   // [experts + 2] first tile of kTileM slots of an expert
