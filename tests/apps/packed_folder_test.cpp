@@ -216,13 +216,14 @@ TEST_F(PackedFolder, of_several_files_has_an_index) {
 TEST_F(PackedFolder, takes_along_what_lies_beside) {
     const std::string in = plain("laguna_fp8");
     fs::create_directory(in + "/1_Pooling");
-    for (const char* name : {"1_Pooling/config.json", "LICENSE", "modeling_x.py", "modules.json", "rest.bin"})
+    for (const char* name : {"LICENSE", "modeling_x.py", "modules.json", "rest.bin"})
         write_file_atomic(in + "/" + name, std::string_view("[]"));
+    write_file_atomic(in + "/1_Pooling/config.json", std::string_view("{\"a\": 1}"));
     write(in, PackedType::fp8);
     EXPECT_EQ(files(folder + "/out"),
               (std::vector<std::string>{"1_Pooling", "LICENSE", "config.json", "model.safetensors", "modeling_x.py",
                                         "modules.json", "tokenizer_config.json"}));
-    EXPECT_EQ(read_file(folder + "/out/1_Pooling/config.json", 100), "[]");
+    EXPECT_EQ(read_file(folder + "/out/1_Pooling/config.json", 100), "{\"a\": 1}");
 }
 
 TEST_F(PackedFolder, stacks_of_what_predicts_tokens_stay) {
