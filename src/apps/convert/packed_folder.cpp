@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/convert/float_rounding.h"
 #include "apps/convert/packed_config.h"
 #include "apps/support/terminal.h"
 #include "base/error.h"
@@ -23,7 +24,6 @@
 #include "models/dflash_config.h"
 #include "models/model.h"
 #include "quant/codec.h"
-#include "quant/float_rounding.h"
 
 namespace riptide::apps {
 

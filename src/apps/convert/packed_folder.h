@@ -17,8 +17,8 @@ namespace riptide::apps {
 std::optional<PackedType> packed_type(std::string_view name);
 
 /// The folder of `checkpoint` (f32, f16 or bf16 safetensors) once more as the new folder `out`, as Poolside publishes
-/// Laguna: the feed-forwards' matrices (gate, up and down, of experts too) rounded as quant/float_rounding.h says, all
-/// else as it is; stacks of experts become matrices of their own, and gate and up share NVFP4's global scale.
+/// Laguna: the feed-forwards' matrices (gate, up and down, of experts too) rounded as apps/convert/float_rounding.h
+/// says, all else as it is; stacks of experts become matrices of their own, and gate and up share NVFP4's global scale.
 /// config.json gets its quantization_config; tokenizer, templates, code and licences are copied byte for byte. Files
 /// hold up to `shard_bytes` of tensors, or one. The folder is written under another name, opened as a model, and gets
 /// its own name last; whatever fails, nothing stays. `on_progress`: bytes read and to read; global scales read gate and

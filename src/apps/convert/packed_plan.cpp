@@ -5,10 +5,10 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/convert/float_rounding.h"
 #include "base/error.h"
 #include "io/content.h"
 #include "io/tensor_table.h"
-#include "quant/float_rounding.h"
 
 namespace riptide::apps {
 

@@ -1,4 +1,4 @@
-#include "quant/float_rounding.h"
+#include "apps/convert/float_rounding.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "tensor/half.h"
 
-namespace riptide {
+namespace riptide::apps {
 
 namespace {
 
@@ -56,4 +56,4 @@ void round_to_nvfp4(std::span<const float> values, float global, uint8_t* codes,
     }
 }
 
-}  // namespace riptide
+}  // namespace riptide::apps

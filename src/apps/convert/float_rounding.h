@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-namespace riptide {
+namespace riptide::apps {
 
 inline constexpr int64_t kFp8Block = 128;   // rows and columns that share a scale
 inline constexpr int64_t kNvfp4Group = 16;  // columns that share a scale
@@ -26,4 +26,4 @@ float nvfp4_global_scale(float largest);
 /// whole groups.
 void round_to_nvfp4(std::span<const float> values, float global, uint8_t* codes, uint8_t* scales);
 
-}  // namespace riptide
+}  // namespace riptide::apps
