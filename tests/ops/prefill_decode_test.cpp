@@ -222,7 +222,7 @@ void expect_fragments(DType file_type, int64_t rows, int64_t k, int n) {
             const Place place(thread);
             const int t = thread % 4;
             for (int i = 0; i < 2; ++i) {
-                const int box_row = place.row + i * Place::kSecond, result = place.row + i * Place::kSecondColumn;
+                const int box_row = place.row + i * Place::kSecond, result = place.row + i * kSecondColumn<kOrder>;
                 const int64_t row = (swiglu ? n / 2 : n) + result;
                 EXPECT_EQ(box_row, swiglu ? S::kBoxRows * i + result : result);
                 if (row >= rows) continue;

@@ -126,7 +126,7 @@ __device__ __forceinline__ void sum_tile(float (&d)[kN / 2], int spans, W& me) {
 
 __device__ __forceinline__ void store_sums(const OutF32& out, const GemmProblem&, int column, int64_t row, int n,
                                            float first, float second) {
-    constexpr int kSecond = 8;  // FragmentPlace<RowOrder::f32>::kSecondColumn
+    constexpr int kSecond = kSecondColumn<RowOrder::f32>;
     float* const y = out.piece[0].y + row * out.piece[0].stride + n + column;
     if (n + column < out.piece[0].cols) y[0] = first;
     if (n + column + kSecond < out.piece[0].cols) y[kSecond] = second;

@@ -160,13 +160,16 @@ RT_HD RowScales<S::kType> load_scales(Memory& memory, uint32_t from, int row, in
 // ---- Lane 4 g + t of a warp has rows g and g + 8 of sixteen, and of each sixteen columns 2 t, 2 t + 1, 2 t + 8, 2 t
 // + 9.
 
+/// How much further on the result of a thread's second row lies than that of its first.
+template <RowOrder kOrder>
+inline constexpr int kSecondColumn = kOrder == RowOrder::swiglu ? 0 : 8;
+
 /// Where a warp's sixteen rows lie in the boxes (and their columns in the results): rows g and g + 8 at row and row +
 /// kSecond; for swiglu a gate and the up of the same column.
 template <RowOrder kOrder, int kTileRows>
 struct FragmentPlace {
     static constexpr bool kPairs = kOrder == RowOrder::swiglu;
-    static constexpr int kSecond = kPairs ? kTileRows / 2 : 8;
-    static constexpr int kSecondColumn = kPairs ? 0 : 8;
+    static constexpr int kSecond = kPairs ? kTileRows / 2 : kSecondColumn<kOrder>;
     int row;
     /// thread: of 2 kTileRows.
     RT_HD explicit FragmentPlace(int thread) : row((kPairs ? 8 : 16) * (thread / 32) + thread % 32 / 4) {}
