@@ -5,7 +5,7 @@ line `N passed, N failed, N skipped`.
 usage: run_tests.py BUILD_DIR [--only NAME,NAME] [--tally FILE] [--timeout SECONDS] [--slowest N]
 
 A binary runs in pieces, two at a time; its seconds are those of its pieces together.
---tally writes the counts to FILE (JSON: passed, failed, skips by reason) and leaves the closing line to whoever sums up.
+--tally writes them to FILE (JSON: passed, names of failures, skips by reason) and leaves the closing line to whoever sums up.
 """
 import argparse
 import collections
@@ -52,15 +52,17 @@ def run(piece: Piece, timeout: int) -> dict:
     except subprocess.TimeoutExpired as expired:
         text, code = (expired.stdout or b"").decode("utf-8", "replace") + f"\ntimed out after {timeout} s", 124
     result = {"passed": len(re.findall(r"^\[       OK \]", text, re.M)),
-              "failed": len(set(re.findall(r"^\[  FAILED  \] (\S+)(?:,.*)? \(\d+ ms\)", text, re.M))),
+              "failures": sorted(set(re.findall(r"^\[  FAILED  \] (\S+)(?:,.*)? \(\d+ ms\)", text, re.M))),
               "skipped": len(re.findall(r"^\[  SKIPPED \] .* \(\d+ ms\)", text, re.M))}
     reasons = [re.sub(r"/\S+", "FILE", reason.strip()) for reason in re.findall(r": Skipped\n(.*)", text)]
     result["skips"] = collections.Counter(reasons[: result["skipped"]])
     result["skips"].update(["for no stated reason"] * (result["skipped"] - len(reasons)))
-    if code != 0 and result["failed"] == 0:
-        result["failed"] = 1  # crashed or timed out before gtest could say so
-    if result["passed"] + result["failed"] + result["skipped"] == 0:
-        result["failed"] = 1  # a process that ran no test is a failure
+    if code != 0 and not result["failures"]:  # before gtest could say so
+        began = re.findall(r"^\[ RUN      \] (\S+)", text, re.M)
+        result["failures"] = [f"{piece.binary.name}, exit {code}" + (f", last begun: {began[-1]}" if began else "")]
+    if result["passed"] + len(result["failures"]) + result["skipped"] == 0:
+        result["failures"] = [f"{piece.binary.name}: a process that ran no test"]
+    result["failed"] = len(result["failures"])
     result["times"] = [(int(ms) / 1000, name) for name, ms in re.findall(r"^\[       OK \] (\S+).* \((\d+) ms\)", text, re.M)]
     return {"binary": piece.binary, "seconds": time.time() - started, "text": text, **result}
 
@@ -69,6 +71,7 @@ def joined(parts: list[dict]) -> dict:
     """What all pieces of one binary gave; the text is that of the pieces that failed."""
     whole = {key: sum(part[key] for part in parts) for key in ("passed", "failed", "skipped", "seconds")}
     whole["skips"] = sum((part["skips"] for part in parts), collections.Counter())
+    whole["failures"] = [name for part in parts for name in part["failures"]]
     whole["text"] = "\n".join("\n".join(part["text"].splitlines()[-120:]) for part in parts if part["failed"])
     return whole
 
@@ -90,7 +93,7 @@ def main() -> int:
     pieces = sorted((piece for binary in binaries for piece in pieces_of(binary)), key=lambda piece: -piece.pieces)
     total = {"passed": 0, "failed": 0, "skipped": 0}
     skips = collections.Counter()
-    parts, times = collections.defaultdict(list), []
+    parts, times, failures = collections.defaultdict(list), [], []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         waiting = {pool.submit(run, piece, options.timeout): piece for piece in pieces}
         for done in concurrent.futures.as_completed(waiting):
@@ -107,15 +110,17 @@ def main() -> int:
             for reason, count in whole["skips"].most_common():
                 print(f"    {count:4d} skipped: {reason}", flush=True)
             skips.update(whole["skips"])
+            failures += whole["failures"]
             for key in total:
                 total[key] += whole[key]
     for seconds, name in sorted(times, reverse=True)[:options.slowest]:
         print(f"    {seconds:7.1f} s  {name}", flush=True)
     if not binaries:
-        print(f"no test binaries in {options.build}/tests")
+        failures.append(f"no test binaries in {options.build}/tests")
+        print(failures[-1])
         total["failed"] += 1
     if options.tally:
-        options.tally.write_text(json.dumps({"passed": total["passed"], "failed": total["failed"], "skips": skips}))
+        options.tally.write_text(json.dumps({"passed": total["passed"], "failures": failures, "skips": skips}))
     else:
         print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return 1 if total["failed"] else 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything that CI runs, cheapest first. Ends with the stages' times, what was skipped and why, and the line
+"""Everything that CI runs, cheapest first. Ends with the stages' times, what was skipped and why, what failed, and the line
 `N passed, N failed, N skipped`.
 
 A stage passes or fails as a whole. What it could not check it says in lines `skipped: WHY`; each is counted, and a stage
@@ -49,7 +49,8 @@ ServerWire.drafts_change* ServerConstraint.an_answer_may_last*""".split()
 class Run:
     def __init__(self, only: str):
         self.only = only
-        self.passed = self.failed = 0
+        self.passed = 0
+        self.failures = []
         self.skips = collections.Counter()
         self.times = []
         self.began = time.monotonic()
@@ -87,7 +88,7 @@ class Run:
             self.passed += 1
             self.tell(name, "ok", seconds)
         else:
-            self.failed += 1
+            self.failures.append(": ".join([name, *[line[7:] for line in lines if line.startswith("FAILED ")][:3]]))
             self.tell(name, "FAILED", seconds)
             print("\n".join(lines[-60:]), flush=True)
         for reason in reasons:
@@ -113,11 +114,11 @@ class Run:
                 environment["GTEST_FILTER"] = "-" + ":".join(leave_out)
             subprocess.run(["tools/run_tests.py", build, "--tally", tally.name], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
             text = tally.read()
-        counts = json.loads(text) if text else {"passed": 0, "failed": 1, "skips": {}}
+        counts = json.loads(text) if text else {"passed": 0, "failures": ["no tally"], "skips": {}}
         self.passed += counts["passed"]
-        self.failed += counts["failed"]
+        self.failures += [f"{name}: {failure}" for failure in counts["failures"]]
         self.skips.update(counts["skips"])
-        self.tell(name, "ok" if counts["failed"] == 0 else "FAILED", time.monotonic() - began)
+        self.tell(name, "FAILED" if counts["failures"] else "ok", time.monotonic() - began)
 
     def close(self) -> int:
         print("== times")
@@ -128,8 +129,11 @@ class Run:
             print("== skipped")
             for reason, count in self.skips.most_common():
                 print(f"{count:8d}  {reason}")
-        print(f"{self.passed} passed, {self.failed} failed, {sum(self.skips.values())} skipped")
-        return 1 if self.failed else 0
+        if self.failures:
+            print("== failed")
+            print("\n".join(f"{'':8}  {failure}" for failure in self.failures))
+        print(f"{self.passed} passed, {len(self.failures)} failed, {sum(self.skips.values())} skipped")
+        return 1 if self.failures else 0
 
 
 def fetch_packages() -> list[subprocess.Popen]:
