@@ -23,7 +23,7 @@ import threading
 import time
 
 from fleet_test import HOSTS, Replica, contrib, haproxy_stats
-from test_support import HOST, PATIENCE, attempt, cost_beside, expect, free_port, installed, running, scratch, servers, skipped, told, wait_for
+from test_support import HOST, PATIENCE, attempt, cost_beside, expect, free_port, get, installed, running, scratch, servers, skipped, told, wait_for
 
 options = argparse.Namespace(long=False, only="")
 work = scratch("faults")
@@ -251,14 +251,14 @@ def quietly(what):
 def folder_that_fails():
     """T8: two replicas whose folder is full, read-only, unreadable, replaced by a file, gone, and back."""
     shared = Shared()
-    small = os.getuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=777", "riptide", str(shared.folder)],
+    small = os.getuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m,mode=777", "riptide", str(shared.folder)],
                                                 capture_output=True).returncode == 0
     if not small:
         skipped.append("a shared folder that is full: this machine lets nobody mount a file system")
-    number, words = 0, []
+    number = 0
 
-    def both(what, least=None):
-        """Conversations that begin at one replica and go on at the other: right words, and what was found of the second."""
+    def both(what, settled=False):
+        """Conversations that begin at one replica and go on at the other: right words, and the most that was found of one."""
         nonlocal number
         shares = []
         for _ in range(6 if options.long else 3):
@@ -267,20 +267,22 @@ def folder_that_fails():
             alone = [*messages]
             turn(one.ask, messages), turn(plain.ask, alone)
             expect(messages == alone, f"{what}: the first turn's words")
-            if least:
-                wait_for(lambda: two_would_find(messages))
-            words.append(what)
+            if settled:
+                wait_for(written)
             said, cached, tokens = turn(two.ask, messages)
             expect(said == turn(plain.ask, alone)[0], f"{what}: the words of a moved conversation")
             shares.append(cached / tokens)
-        expect(least is None or max(shares) >= least, f"{what}: conversations that move are found: {shares}")
+        return max(shares)
 
-    def two_would_find(_, quiet=0.4):
+    def written(quiet=0.4):
         before = shared.records()
         time.sleep(quiet)
         return before == shared.records()
     with servers(Replica(), shared.server(), shared.server()) as (plain, one, two):
-        both("a folder in order", 0.8)
+        expect(wait_for(lambda: one.metric("riptide_shared_ready") == two.metric("riptide_shared_ready") == 1), "both share what they have")
+        # A busy machine may be late for one: whoever asks waits for 10 ms.
+        if not expect(wait_for(lambda: both("a folder in order", settled=True) >= 0.8, 20), "conversations that move are found"):
+            print(*(line for each in (one, two) for line in get(each.management, "/metrics").splitlines() if line.startswith("riptide_shared")), sep="\n")
         if small:
             filler = shared.folder / "filler"
             with contextlib.suppress(OSError), open(filler, "wb") as out:
@@ -310,7 +312,7 @@ def folder_that_fails():
             with contextlib.suppress(AssertionError):
                 messages = talk(f"again {time.monotonic()}", 60)
                 turn(one.ask, messages)
-                two_would_find(messages)
+                written()
                 return turn(two.ask, messages)[1] > 0
         expect(wait_for(again), "a folder that is there again is used again")
 
