@@ -63,11 +63,17 @@ struct TileScratch {
     }
 };
 
-/// The part of one piece that a set of queries looks at: storage indices and, for each row, a range of keys.
+/// The part of one piece that a set of queries looks at: slots of storage and, for each row, a range of keys.
 struct PieceKeys {
     int64_t begin = kAttentionSplit, end = 0;  // keys of the piece that some row sees
     std::array<VisibleRange, kTileRows> rows{};
-    std::array<int64_t, kAttentionSplit> index{};
+    std::array<int64_t, kAttentionSplit> slot{};
+
+    /// What a row sees of the block that begins there.
+    VisibleRange seen(int64_t row, int64_t block) const {
+        const VisibleRange all = rows[static_cast<size_t>(row)];
+        return {std::max(all.begin, block), std::min(all.end, block + kBlockKeys)};
+    }
 };
 
 /// The query of one head of row r, normalised and rotated.
@@ -89,8 +95,8 @@ void load_queries(const AttentionJob& job, const AttentionTile& tile, int64_t se
         }
 }
 
-/// Keys of rows [first, first + count) of the tile in a piece. More than one row: a part that all see by the same
-/// indices.
+/// Keys of rows [first, first + count) of the tile in a piece. More than one row: a part that all see in the same
+/// slots.
 void find_keys(const AttentionJob& job, const AttentionTile& tile, int64_t piece, int64_t first, int64_t count,
                PieceKeys& keys) {
     const int64_t origin = piece * kAttentionSplit;
@@ -108,24 +114,26 @@ void find_keys(const AttentionJob& job, const AttentionTile& tile, int64_t piece
     if (keys.begin >= keys.end) return;
     if (tile.tree)
         path_indices(job.batch, tile.row + first + count - 1, origin + keys.begin, origin + keys.end,
-                     keys.index.data() + keys.begin);
-    else std::iota(keys.index.begin() + keys.begin, keys.index.begin() + keys.end, origin + keys.begin);
-}
-
-const char* stored_row(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t index,
-                       bool values) {
-    const int64_t slot = job.view.slot(job.batch, tile.sequence, index);
-    return values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
+                     keys.slot.data() + keys.begin);
+    else std::iota(keys.slot.begin() + keys.begin, keys.slot.begin() + keys.end, origin + keys.begin);
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+        int64_t& slot = keys.slot[static_cast<size_t>(j)];  // a storage index until now
+        slot = job.view.slot(job.batch, tile.sequence, slot);
+    }
 }
 
 /// Decodes the keys of the piece in [block, block + kBlockKeys) to their places in a block, and fetches the rows that
 /// come next, values after keys: the rows of a head lie a slot apart, which hardware does not foresee.
-void decode_block(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, const PieceKeys& keys,
-                  int64_t block, bool values, float* out) {
+void decode_block(const AttentionJob& job, int64_t kv_head, const PieceKeys& keys, int64_t block, bool values,
+                  float* out) {
+    const auto stored = [&](int64_t j, bool of_values) {
+        const int64_t slot = keys.slot[static_cast<size_t>(j)];
+        return of_values ? job.view.v_row(slot, kv_head) : job.view.k_row(slot, kv_head);
+    };
     const int64_t begin = std::max(block, keys.begin), end = std::min(block + kBlockKeys, keys.end);
     const DType type = values ? job.view.v_dtype : job.view.k_dtype;
     for (int64_t j = begin; j < end; ++j) {
-        const char* row = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(j)], values);
+        const char* row = stored(j, values);
         float* to = out + (j - block) * job.dp;
         if (type == DType::f16 && job.kernels.decode_f16 != nullptr) job.kernels.decode_f16(row, to, job.d);
         else decode_kv_row(type, row, to, job.d);
@@ -133,26 +141,25 @@ void decode_block(const AttentionJob& job, const AttentionTile& tile, int64_t kv
         const bool next_values = values || ahead >= keys.end;
         if (next_values && !values) ahead = keys.begin + ahead - keys.end;
         if (ahead >= keys.end) continue;
-        const char* next = stored_row(job, tile, kv_head, keys.index[static_cast<size_t>(ahead)], next_values);
+        const char* next = stored(ahead, next_values);
         const int64_t bytes = (next_values ? job.view.v_slot_bytes : job.view.k_slot_bytes) / job.view.num_kv_heads;
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
     }
 }
 
 /// One state for each query of rows [first, first + count): softmax over their keys of one piece.
-void attend(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head, int64_t first, int64_t count,
-            const PieceKeys& keys, const TileScratch& scratch, float* states) {
+void attend(const AttentionJob& job, int64_t kv_head, int64_t first, int64_t count, const PieceKeys& keys,
+            const TileScratch& scratch, float* states) {
     const float* q = scratch.q + first * job.group * job.dp;
     const int64_t first_block = keys.begin / kBlockKeys * kBlockKeys, score_stride = job.group * kAttentionSplit;
     for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
-        decode_block(job, tile, kv_head, keys, block, false, scratch.block);
+        decode_block(job, kv_head, keys, block, false, scratch.block);
         const int64_t n = (std::min(kBlockKeys, keys.end - block) + 3) / 4 * 4;
-        for (int64_t i = 0; i < count; ++i) {
-            const VisibleRange range = keys.rows[static_cast<size_t>(i)];
-            if (range.begin >= block + n || range.end <= block) continue;
-            job.kernels.scores(q + i * job.group * job.dp, job.group, scratch.block, n, job.dp, job.scale,
-                               scratch.scores + i * score_stride + block);
-        }
+        int64_t from = 0, to = count;
+        while (from < to && !keys.seen(from, block).any()) ++from;
+        while (from < to && !keys.seen(to - 1, block).any()) --to;
+        job.kernels.scores(q + from * job.group * job.dp, (to - from) * job.group, scratch.block, n, job.dp, job.scale,
+                           scratch.scores + from * score_stride + block);
     }
     for (int64_t i = 0; i < count * job.group; ++i) {
         const VisibleRange range = keys.rows[static_cast<size_t>(i / job.group)];
@@ -162,14 +169,14 @@ void attend(const AttentionJob& job, const AttentionTile& tile, int64_t kv_head,
         else state[job.dp + 1] = 0;
     }
     for (int64_t block = first_block; block < keys.end; block += kBlockKeys) {
-        decode_block(job, tile, kv_head, keys, block, true, scratch.block);
-        for (int64_t i = 0; i < count; ++i) {
-            const VisibleRange range = keys.rows[static_cast<size_t>(i)];
-            const int64_t begin = std::max(range.begin, block), end = std::min(range.end, block + kBlockKeys);
-            if (begin >= end) continue;
-            job.kernels.accumulate(scratch.scores + i * score_stride + begin, job.group,
-                                   scratch.block + (begin - block) * job.dp, end - begin, job.dp,
-                                   states + i * job.group * job.state);
+        decode_block(job, kv_head, keys, block, true, scratch.block);
+        for (int64_t i = 0, next = 0; i < count; i = next) {
+            const VisibleRange seen = keys.seen(i, block);
+            for (next = i + 1; next < count && keys.seen(next, block) == seen;) ++next;
+            if (seen.any())
+                job.kernels.accumulate(scratch.scores + i * score_stride + seen.begin, (next - i) * job.group,
+                                       scratch.block + (seen.begin - block) * job.dp, seen.end - seen.begin, job.dp,
+                                       states + i * job.group * job.state);
         }
     }
 }
@@ -184,7 +191,7 @@ void attend_piece(const AttentionJob& job, const AttentionTile& tile, int64_t kv
     PieceKeys keys;
     for (int64_t first = 0; first < tile.rows; first += step) {
         find_keys(job, tile, piece, first, step, keys);
-        attend(job, tile, kv_head, first, step, keys, scratch, states + first * job.group * job.state);
+        attend(job, kv_head, first, step, keys, scratch, states + first * job.group * job.state);
     }
 }
 

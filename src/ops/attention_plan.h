@@ -18,11 +18,13 @@ struct AttentionTile {
     int64_t end_piece = 0;
 };
 
-inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileRows = 32;
 
 /// The positions that row r sees: [begin, end).
 struct VisibleRange {
     int64_t begin, end;
+    bool any() const { return begin < end; }
+    bool operator==(const VisibleRange&) const = default;
 };
 inline VisibleRange visible_range(const Batch& batch, int32_t window, int64_t r) {
     const int64_t position = batch.positions[static_cast<size_t>(r)];

@@ -1,5 +1,6 @@
 // Included by attention_kernels_*.cpp, which first define kWidth (how many floats a register holds: 4, 8, 16), Vec
-// (such a register), fused(a, b, c) = a * b + c rounded once, and kQueries (how many queries share the loads of a key).
+// (such a register), fused(a, b, c) = a * b + c rounded once, and kQueries (how many queries share the loads of a key;
+// if 4, fold_tile(), too).
 // Nothing here may call an inline function of another header: the linker could then pick this file's copy for any CPU.
 
 namespace riptide::ops {
@@ -71,11 +72,16 @@ inline __attribute__((always_inline)) void score_tile(const float* q, const floa
         for (int j = 0; j < 4; ++j)
 #pragma GCC unroll 4
             for (int i = 0; i < kN; ++i) add_products(sum[i][j], q + i * dp + e, k + j * dp + e);
+    if constexpr (kN == 4) {
+        const Vec dots = fold_tile(sum) * scale;
+        for (int i = 0; i < kN; ++i) *reinterpret_cast<Vec4*>(s + i * kSplit) = reinterpret_cast<const Vec4*>(&dots)[i];
+    } else {
 #pragma GCC unroll 4
-    for (int i = 0; i < kN; ++i) {
-        const Vec4 dots =
-            fold_4_rows(fold_to_4(sum[i][0]), fold_to_4(sum[i][1]), fold_to_4(sum[i][2]), fold_to_4(sum[i][3]));
-        *reinterpret_cast<Vec4*>(s + i * kSplit) = dots * scale;
+        for (int i = 0; i < kN; ++i) {
+            const Vec4 dots =
+                fold_4_rows(fold_to_4(sum[i][0]), fold_to_4(sum[i][1]), fold_to_4(sum[i][2]), fold_to_4(sum[i][3]));
+            *reinterpret_cast<Vec4*>(s + i * kSplit) = dots * scale;
+        }
     }
 }
 
