@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <regex>
 #include <vector>
 
 #include "base/error.h"
@@ -66,9 +67,16 @@ std::set<std::string> ignored_modules(const std::set<std::string>& packed, const
     return out;
 }
 
+/// `text` without members "quantization_config": null, which say that nothing is quantised.
+std::string without_null(const std::string& text) {
+    static const std::regex member(
+        R"re("quantization_config"\s*:\s*null\s*,\s*|,\s*"quantization_config"\s*:\s*null)re");
+    return std::regex_replace(text, member, "");
+}
+
 }  // namespace
 
-std::string packed_config(const std::string& text, PackedType type, const PackedPlan& plan) {
+std::string packed_config(const std::string& config, PackedType type, const PackedPlan& plan) {
     const bool fp8 = type == PackedType::fp8;
     const char* const form = fp8 ? "float-quantized" : "nvfp4-pack-quantized";
     std::vector<std::string> ignore;
@@ -100,6 +108,7 @@ std::string packed_config(const std::string& text, PackedType type, const Packed
 )",
                                           form, fp8 ? rounding_text(kFp8Inputs) : "null",
                                           rounding_text(fp8 ? kFp8Weights : kNvfp4Weights), fmt::join(ignore, ","));
+    const std::string text = without_null(config);
     const size_t brace = text.rfind('}');
     const size_t last = text.find_last_not_of(" \t\r\n", brace - 1);
     return text.substr(0, last + 1) + added;

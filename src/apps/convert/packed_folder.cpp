@@ -287,9 +287,10 @@ PackedReport write_packed_folder(const Checkpoint& checkpoint, PackedType type, 
              "{}: is a GGUF file, expected a safetensors folder: its config.json and tokenizer go into the new one",
              checkpoint.path());
     refuse_dflash(checkpoint);
-    const json::value* old = checkpoint.metadata().if_contains("config");
-    RT_CHECK(old == nullptr || !old->as_object().contains("quantization_config"),
-             "{}: its config.json has a quantization_config: it is quantised already", checkpoint.path());
+    const json::value* config = checkpoint.metadata().if_contains("config");
+    const json::value* old = config == nullptr ? nullptr : config->as_object().if_contains("quantization_config");
+    RT_CHECK(old == nullptr || old->is_null(), "{}: its config.json has a quantization_config: it is quantised already",
+             checkpoint.path());
     load_model(checkpoint);
     const fs::path path = checkpoint.path();
     const std::string from = fs::is_directory(path)   ? path.string()
