@@ -156,7 +156,7 @@ def importance_matrices(model, ids):
            and rows[2]["divergence"] > 0, f"ppl --files compares files with the first: {rows}")
     out = work / "x.gguf"
     bad(64, "--tensor nothing=q4_k", "quantize", model, out, "--tensor", "nothing=q4_k")
-    bad(64, "iq1_s", "quantize", model, out, "--tensor", "attn=iq1_s")
+    bad(64, "nvfp4", "quantize", model, out, "--tensor", "attn=nvfp4")
     bad(65, "imatrix", "quantize", model, out, "--type", "q2_k", "--imatrix", model)
     for old, new, needle in [(b"blk.2.attn_q.weight", b"blk.2.attn_Q.weight", "blk.2.attn_Q.weight is not in the model"),
                              (b"blk.2.attn_q.weight", b"token_embd.weight!!", "token_embd.weight!!")]:

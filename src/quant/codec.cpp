@@ -52,10 +52,11 @@ void decode_f4(const uint8_t* src, float* __restrict dst, int64_t n) {
     }
 }
 
-constexpr DType kQuantizable[] = {DType::f32,   DType::f16,    DType::bf16,   DType::f8_e4m3, DType::q8_0,
-                                  DType::q4_0,  DType::q4_1,   DType::q5_0,   DType::q5_1,    DType::q2_k,
-                                  DType::q3_k,  DType::q4_k,   DType::q5_k,   DType::q6_k,    DType::iq2_s,
-                                  DType::iq3_s, DType::iq4_nl, DType::iq4_xs, DType::tq3_0};
+constexpr DType kQuantizable[] = {
+    DType::f32,    DType::f16,    DType::bf16,    DType::f8_e4m3, DType::q8_0,  DType::q4_0,    DType::q4_1,
+    DType::q5_0,   DType::q5_1,   DType::q2_k,    DType::q3_k,    DType::q4_k,  DType::q5_k,    DType::q6_k,
+    DType::iq1_s,  DType::iq1_m,  DType::iq2_xxs, DType::iq2_xs,  DType::iq2_s, DType::iq3_xxs, DType::iq3_s,
+    DType::iq4_nl, DType::iq4_xs, DType::mxfp4,   DType::tq1_0,   DType::tq2_0, DType::tq3_0};
 
 }  // namespace
 
@@ -139,9 +140,9 @@ void quantize(DType type, const float* src, void* dst, int64_t n, const float* i
         while (codec::all_finite(src + i, 1)) ++i;
         fail("value {} of {} is {}: {} holds only finite values", i, n, src[i], dtype_name(type));
     }
-    const bool known = codec::encode_simple(type, src, importance, dst, n) ||
-                       codec::encode_super(type, src, importance, dst, n) ||
-                       codec::encode_scaled(type, src, importance, dst, n);
+    const bool known =
+        codec::encode_simple(type, src, importance, dst, n) || codec::encode_super(type, src, importance, dst, n) ||
+        codec::encode_scaled(type, src, importance, dst, n) || codec::encode_grids(type, src, importance, dst, n);
     RT_ASSERT(known);
 }
 

@@ -32,14 +32,16 @@ bool heeds_importance(DType type);
 
 /// Writes n values as `type`. f16, bf16: nearest even. f8_e4m3: nearest even, saturating at +-448.
 /// Block types minimise sum w_i (x_i - stored_i)^2 of each block, f16 scales included: a least-squares fit of scale
-/// (and minimum) for several starting steps, then again with the scales that the format can hold. IQ2_S and IQ3_S take
-/// of the grid entries near a group the one of least error. A block too large for an f16 scale saturates; one too small
-/// for it becomes zero. q8_0 takes the step max |x| / 127 instead of searching. importance: w, n numbers >= 0 in any
-/// unit, such as the mean squares of what each column multiplies; within a block those below 2^-13 of its largest count
-/// as that. nullptr, or zero throughout a block: 1. q8_0, tq3_0 and float types do not look at it. Throws Error if n is
-/// not a whole number of blocks, if can_quantize(type) is false, or if a value for a block type is not finite (no block
-/// can hold it). Float types keep infinities and NaN as far as they can. Cost, in values a core: q4_k, q5_k, q6_k more
-/// than 5 M/s, q2_k, iq2_s, iq3_s about 2 M/s; the search is most of it.
+/// (and minimum) for several starting steps, then again with the scales that the format can hold. IQ1, IQ2 and IQ3 take
+/// of the grid entries near a group the one of least error; where IQ2_XXS, IQ2_XS and IQ3_XXS need an even number of
+/// minus signs in eight values, the one that matters least may change its sign. MXFP4 tries four exponents. A block too
+/// large for an f16 scale saturates, MXFP4 at 1e9; one too small for it becomes zero. q8_0 takes the step max |x| / 127
+/// instead of searching. importance: w, n numbers >= 0 in any unit, such as the mean squares of what each column
+/// multiplies; within a block those below 2^-13 of its largest count as that. nullptr, or zero throughout a block: 1.
+/// q8_0, tq3_0 and float types do not look at it. Throws Error if n is not a whole number of blocks, if
+/// can_quantize(type) is false, or if a value for a block type is not finite (no block can hold it). Float types keep
+/// infinities and NaN as far as they can. Cost, in values a core: q4_k, q5_k, q6_k, mxfp4, tq1_0, tq2_0 more than
+/// 5 M/s, q2_k, iq1, iq2, iq3 about 2 M/s; the search is most of it.
 void quantize(DType type, const float* src, void* dst, int64_t n, const float* importance = nullptr);
 
 }  // namespace riptide

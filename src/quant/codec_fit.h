@@ -6,6 +6,7 @@
 // then alternates. Errors are sums of w (x - its value on the grid)^2, w a weight of each value.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -272,6 +273,113 @@ Affine fit_affine(const float* x, const float* w) {
         consider((static_cast<float>(Q) + 0.125f * static_cast<float>(k)) / (high - low), low);
     for (int i = 0; i < 3; ++i) consider(inverse(best.s), best.low);
     return best;
+}
+
+// ---- super-blocks
+// --------------------------------------------------------------------------------------------------------
+
+/// x = d unit f(s[g]) q: groups of Grid::kValues, which know how to fit a step, the sums at one, and f.
+template <class Grid>
+struct ScaledBlock {
+    static constexpr int kGroups = kSuperBlock / Grid::kValues;
+
+    HalfScale d{};
+    float unit = 1;  // of the format: d's multiple that factor() counts
+    int s[kGroups] = {};
+
+    float step(int scale) const { return d.value * unit * Grid::factor(scale); }
+};
+
+/// The s whose factor is nearest to `ratio`.
+template <class Grid>
+int nearest_scale(float ratio) {
+    return Grid::kEitherSign ? nearest_within(ratio, Grid::kLeast, Grid::kMost)
+                             : nearest_within(0.5f * (ratio - 1), Grid::kLeast, Grid::kMost);
+}
+
+/// The d among a few for which the fits' steps are nearest to d f(s), by what that costs to second order.
+template <class Grid>
+float choose_scale(const StepFit* fits, int groups) {
+    float extreme = 0;
+    for (int g = 0; g < groups; ++g) extreme = std::fabs(fits[g].s) > std::fabs(extreme) ? fits[g].s : extreme;
+    if (std::fabs(extreme) < kNothing) return 0.0f;
+    if (Grid::kMost == 127) return extreme / Grid::factor(Grid::kLeast);
+    float best = 0, least = INFINITY;
+    const auto consider = [&](float d) {
+        float cost = 0;
+        for (int g = 0; g < groups; ++g) {
+            const float off = fits[g].s - d * Grid::factor(nearest_scale<Grid>(fits[g].s / d));
+            cost += fits[g].qq * off * off;
+        }
+        if (cost < least) least = cost, best = d;
+    };
+    for (float share = 0.6f; share <= 1.1f; share += 0.02f) {  // of the largest factor that the largest step gets
+        consider(extreme / (Grid::factor(Grid::kMost) * share));
+        if (Grid::kEitherSign) consider(extreme / (Grid::factor(Grid::kLeast) * share));
+    }
+    return best;
+}
+
+template <class Grid>
+float improve_steps(const FitBlock<kSuperBlock>& source, ScaledBlock<Grid>& block) {
+    constexpr int n = Grid::kValues;
+    float total = 0;
+    for (int g = 0; g < block.kGroups; ++g) {
+        const int s = block.s[g];
+        float least = INFINITY;
+        for (int to = std::max(s - 1, Grid::kLeast); to <= std::min(s + 1, Grid::kMost); ++to) {
+            const float error = Grid::sums(source.x + n * g, source.w + n * g, block.step(to)).error;
+            if (error < least) least = error, block.s[g] = to;
+        }
+        total += least;
+    }
+    return total;
+}
+
+template <class Grid>
+void solve_scale(const FitBlock<kSuperBlock>& source, ScaledBlock<Grid>& block) {
+    constexpr int n = Grid::kValues;
+    float xa = 0, aa = 0;
+    for (int g = 0; g < block.kGroups; ++g) {
+        const float f = block.unit * Grid::factor(block.s[g]);
+        const GridSums at = Grid::sums(source.x + n * g, source.w + n * g, block.step(block.s[g]));
+        xa += f * at.xq;
+        aa += f * f * at.qq;
+    }
+    if (aa > 0) block.d = half_scale(xa / aa);
+}
+
+/// unit: see ScaledBlock.
+template <class Grid>
+ScaledBlock<Grid> fit_scaled_block(const FitBlock<kSuperBlock>& source, float unit = 1.0f) {
+    ScaledBlock<Grid> block;
+    block.unit = unit;
+    StepFit fits[block.kGroups];
+    for (int g = 0; g < block.kGroups; ++g)
+        fits[g] = Grid::fit(source.x + Grid::kValues * g, source.w + Grid::kValues * g);
+    block.d = half_scale(choose_scale<Grid>(fits, block.kGroups) / unit);
+    const float inv = inverse(block.d.value * unit);
+    for (int g = 0; g < block.kGroups; ++g) block.s[g] = nearest_scale<Grid>(fits[g].s * inv);
+    float least = improve_steps(source, block);
+    for (int round = 0; round < 2; ++round) {
+        ScaledBlock<Grid> next = block;
+        solve_scale(source, next);
+        const float error = improve_steps(source, next);
+        if (!(error < least)) break;
+        least = error;
+        block = next;
+    }
+    return block;
+}
+
+/// Encodes n values, super-block by super-block.
+template <class Block>
+bool encode_super_blocks(const float* src, const float* importance, void* dst, int64_t n,
+                         void (*encode)(const FitBlock<kSuperBlock>&, Block&)) {
+    auto* blocks = static_cast<Block*>(dst);
+    for (int64_t i = 0; i < n; i += kSuperBlock)
+        encode({src + i, importance == nullptr ? nullptr : importance + i}, blocks[i / kSuperBlock]);
+    return true;
 }
 
 }  // namespace riptide::codec

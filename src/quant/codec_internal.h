@@ -18,6 +18,7 @@ bool decode_iq(DType type, const void* src, float* dst, int64_t n);      // bloc
 bool encode_simple(DType type, const float* src, const float* importance, void* dst, int64_t n);  // blocks of 32
 bool encode_super(DType type, const float* src, const float* importance, void* dst, int64_t n);   // scales and minima
 bool encode_scaled(DType type, const float* src, const float* importance, void* dst, int64_t n);  // scales alone
+bool encode_grids(DType type, const float* src, const float* importance, void* dst, int64_t n);   // IQ1, IQ2, IQ3
 
 constexpr float kMaxHalf = 65504.0f;
 

@@ -1,4 +1,6 @@
 // Encoders of the formats with blocks of 32 values.
+#include <algorithm>
+
 #include "quant/blocks.h"
 #include "quant/codec_fit.h"
 #include "quant/kv_levels.h"
@@ -73,6 +75,36 @@ void encode(const float* x, const float* w, BlockIQ4NL& b) {
     for (int i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(kNearestIq4(x[i] * inv));
     b.d = d.bits;
     pack_nibbles(codes, b.qs);
+}
+
+/// The code of E2M1 that is nearest to v / 2.
+int e2m1_code(float v) {
+    int q = 0;
+    for (float edge : {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f}) q += std::fabs(v) > edge ? 1 : 0;
+    return v < 0 ? q | 8 : q;
+}
+
+/// Of the powers of two that give the largest magnitude 2 to 32 units, of which the levels end at 6, the best. None is
+/// so small that its half is subnormal.
+void encode(const float* x, const float* w, BlockMxfp4& b) {
+    int power;
+    std::frexp(max_magnitude(x, kBlock), &power);
+    float least = INFINITY;
+    for (int e = 127 + power - 5; e <= 127 + power - 2; ++e) {
+        const int held = std::max(e, 2);
+        const float half = std::ldexp(1.0f, held - 128);
+        uint8_t codes[kBlock];
+        float error = 0;
+        for (int i = 0; i < kBlock; ++i) {
+            codes[i] = static_cast<uint8_t>(e2m1_code(x[i] / half));
+            const float off = x[i] - half * static_cast<float>(kE2M1Doubled[codes[i]]);
+            error += w[i] * off * off;
+        }
+        if (!(error < least)) continue;
+        least = error;
+        b.e = static_cast<uint8_t>(held);
+        pack_nibbles(codes, b.qs);
+    }
 }
 
 int tq3_code(float v) {
@@ -162,6 +194,8 @@ bool encode_simple(DType type, const float* src, const float* importance, void* 
             return encode_all<BlockQ5_1>(src, importance, dst, n);
         case DType::iq4_nl:
             return encode_all<BlockIQ4NL>(src, importance, dst, n);
+        case DType::mxfp4:
+            return encode_all<BlockMxfp4>(src, importance, dst, n);
         case DType::tq3_0:
             return encode_all<BlockTQ3_0>(src, importance, dst, n);
         default:

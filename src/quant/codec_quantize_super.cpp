@@ -228,25 +228,16 @@ void encode_block(const Super& source, BlockQ5K& b) {
     b.dmin = block.dmin.bits;
 }
 
-template <class Block>
-bool encode_all_super(const float* src, const float* importance, void* dst, int64_t n) {
-    auto* blocks = static_cast<Block*>(dst);
-    for (int64_t i = 0; i < n / kSuperBlock; ++i)
-        encode_block({src + i * kSuperBlock, importance == nullptr ? nullptr : importance + i * kSuperBlock},
-                     blocks[i]);
-    return true;
-}
-
 }  // namespace
 
 bool encode_super(DType type, const float* src, const float* importance, void* dst, int64_t n) {
     switch (type) {
         case DType::q2_k:
-            return encode_all_super<BlockQ2K>(src, importance, dst, n);
+            return encode_super_blocks<BlockQ2K>(src, importance, dst, n, encode_block);
         case DType::q4_k:
-            return encode_all_super<BlockQ4K>(src, importance, dst, n);
+            return encode_super_blocks<BlockQ4K>(src, importance, dst, n, encode_block);
         case DType::q5_k:
-            return encode_all_super<BlockQ5K>(src, importance, dst, n);
+            return encode_super_blocks<BlockQ5K>(src, importance, dst, n, encode_block);
         default:
             return false;
     }

@@ -106,7 +106,7 @@ TEST(TensorRules, wrong_ones_are_named) {
     expect_usage({"attn_q"}, "REGEX=TYPE");
     expect_usage({"=q4_k"}, "REGEX=TYPE");
     expect_usage({"attn_q=q9_z"}, "q9_z");
-    expect_usage({"attn_q=iq1_s"}, "no quantiser");
+    expect_usage({"attn_q=nvfp4"}, "no quantiser");
     expect_usage({"attn_q=f8_e4m3"}, "GGUF has no type f8_e4m3");
     expect_usage({"attn_q=tq3_0"}, "GGUF has no type tq3_0");
     expect_usage({"attn_(q=q4_k"}, "--tensor attn_(q=q4_k");

@@ -238,8 +238,8 @@ TEST(Codec, wrong_lengths_and_types_are_errors) {
     EXPECT_THROW(dequantize(DType::f64, bytes, values, 4), Error);
     EXPECT_THROW(quantize(DType::q4_k, values, bytes, 128), Error);
     try {
-        quantize(DType::iq1_s, values, bytes, 256);
-        FAIL() << "iq1_s has no quantiser";
+        quantize(DType::nvfp4, values, bytes, 256);
+        FAIL() << "nvfp4 has no quantiser";
     } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("q4_k"), std::string::npos) << error.what();
     }

@@ -56,7 +56,7 @@ std::string name_of(const ::testing::TestParamInfo<DType>& type) { return dtype_
 INSTANTIATE_TEST_SUITE_P(Types, Conformance, ::testing::ValuesIn(test::reference_types()), name_of);
 INSTANTIATE_TEST_SUITE_P(Types, QuantiserConformance,
                          ::testing::Values(DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1, DType::q4_k,
-                                           DType::q5_k, DType::q6_k),
+                                           DType::q5_k, DType::q6_k, DType::mxfp4, DType::tq2_0),
                          name_of);
 
 }  // namespace

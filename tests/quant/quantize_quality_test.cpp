@@ -65,26 +65,75 @@ GroupError scan_levels(int n, Levels levels) {
     };
 }
 
-/// Signs are free.
-template <int kDims, size_t entries>
-GroupError scan_grid(int n, const uint16_t (&grid)[entries], int bits, const uint8_t* levels) {
-    std::vector<std::array<float, kDims>> magnitudes(entries);
+template <int kDims, class Level, size_t entries>
+std::vector<std::array<float, kDims>> grid_entries(const uint16_t (&grid)[entries], int bits, const Level* levels) {
+    std::vector<std::array<float, kDims>> values(entries);
     for (size_t c = 0; c < entries; ++c)
         for (int j = 0; j < kDims; ++j)
-            magnitudes[c][static_cast<size_t>(j)] = levels[grid[c] >> (bits * j) & ((1 << bits) - 1)];
+            values[c][static_cast<size_t>(j)] = levels[grid[c] >> (bits * j) & ((1 << bits) - 1)];
+    return values;
+}
+
+/// Error of the magnitudes m at |x|, and what it grows by if the value that matters least has the wrong sign.
+struct SignedError {
+    float right = 0, wrong = INFINITY;
+};
+template <size_t dims>
+SignedError error_at(const std::array<float, dims>& m, const float* x, const float* w, float step) {
+    SignedError error;
+    for (size_t j = 0; j < dims; ++j) {
+        const float a = std::fabs(x[j]), q = step * m[j];
+        error.right += w[j] * (a - q) * (a - q);
+        error.wrong = std::min(error.wrong, 4 * w[j] * a * q);
+    }
+    return error;
+}
+
+/// Signs are free, or (`even`) an even number of each eight is negative.
+template <int kDims, size_t entries>
+GroupError scan_grid(int n, const uint16_t (&grid)[entries], int bits, const uint8_t* levels, bool even = false) {
+    const auto magnitudes = grid_entries<kDims>(grid, bits, levels);
     return [=](const float* x, const float* w, float step) {
         float sum = 0;
-        for (int first = 0; first < n; first += kDims) {
-            float least = INFINITY;
-            for (const auto& m : magnitudes) {
-                float cost = 0;
-                for (int j = 0; j < kDims; ++j) {
-                    const float e = std::fabs(x[first + j]) - step * m[static_cast<size_t>(j)];
-                    cost += w[first + j] * e * e;
+        for (int eight = 0; eight < n; eight += 8) {
+            float wrong = INFINITY;  // least growth if some value has the wrong sign
+            for (int first = eight; first < eight + 8; first += kDims) {
+                float least = INFINITY, least_wrong = INFINITY;
+                for (const auto& m : magnitudes) {
+                    const SignedError error = error_at(m, x + first, w + first, step);
+                    least = std::min(least, error.right);
+                    if (even) least_wrong = std::min(least_wrong, error.right + error.wrong);
                 }
-                least = std::min(least, cost);
+                sum += least;
+                wrong = std::min(wrong, least_wrong - least);
             }
-            sum += least;
+            if (even && std::count_if(x + eight, x + eight + 8, [](float v) { return v < 0; }) % 2 != 0) sum += wrong;
+        }
+        return sum;
+    };
+}
+
+/// IQ1: `alike` values share the sign of delta.
+GroupError scan_iq1(int n, int alike) {
+    const auto entries = grid_entries<8>(kIQ1SGrid, 2, kIQ1Levels);
+    return [=](const float* x, const float* w, float step) {
+        float sum = 0;
+        for (int from = 0; from < n; from += alike) {
+            float shared[2] = {};
+            for (int i = 0; i < 2; ++i)
+                for (int first = from; first < from + alike; first += 8) {
+                    float least = INFINITY;
+                    for (const auto& entry : entries) {
+                        float cost = 0;
+                        for (int j = 0; j < 8; ++j) {
+                            const float e = x[first + j] - step * (entry[static_cast<size_t>(j)] + 0.125f - 0.25f * i);
+                            cost += w[first + j] * e * e;
+                        }
+                        least = std::min(least, cost);
+                    }
+                    shared[i] += least;
+                }
+            sum += std::min(shared[0], shared[1]);
         }
         return sum;
     };
@@ -96,16 +145,17 @@ struct Search {
     std::vector<float> factors;  // what a group may multiply d by
     float top;                   // the largest level
     GroupError error;
+    float from = 0.5f;  // the least d that is tried, of what gives the block's largest value the largest code
 };
 
-/// x = d factor level, d of 40 within 0.5 to 1.4 of what gives the block's largest value the largest code.
+/// x = d factor level, d of 40 from search.from to 0.9 more than that.
 double best_of_all_scales(const Search& search, const float* x, const float* w) {
     float most = 0, most_factor = 0;
     for (int i = 0; i < kSuperBlock; ++i) most = std::max(most, std::fabs(x[i]));
     for (float f : search.factors) most_factor = std::max(most_factor, std::fabs(f));
     double best = INFINITY;
     for (int k = 0; k <= 40; ++k) {
-        const float d = most / (search.top * most_factor) * (0.5f + 0.0225f * static_cast<float>(k));
+        const float d = most / (search.top * most_factor) * (search.from + 0.0225f * static_cast<float>(k));
         double sum = 0;
         for (int g = 0; g < kSuperBlock; g += search.values) {
             float least = INFINITY;
@@ -166,7 +216,13 @@ TEST(QuantizeQuality, error_is_near_the_best_of_all_scales) {
         {DType::q3_k, 16, whole_numbers(-32, 31), 4, scan_levels(16, eight)},
         {DType::iq4_xs, 32, whole_numbers(-32, 31), 120, scan_levels(32, std::to_array(kIQ4Values))},
         {DType::iq3_s, 32, whole_numbers(1, 31, 2), 15, scan_grid<4>(32, kIQ3SGrid, 3, kIQ3SLevels)},
+        {DType::iq3_xxs, 32, whole_numbers(1, 31, 2), 62, scan_grid<4>(32, kIQ3XXSGrid, 3, kIQ3XXSLevels, true)},
         {DType::iq2_s, 16, whole_numbers(1, 31, 2), 43, scan_grid<8>(16, kIQ2SGrid, 2, kIQ2Levels)},
+        {DType::iq2_xs, 16, whole_numbers(1, 31, 2), 43, scan_grid<8>(16, kIQ2XSGrid, 2, kIQ2Levels, true)},
+        {DType::iq2_xxs, 32, whole_numbers(1, 31, 2), 43, scan_grid<8>(32, kIQ2XXSGrid, 2, kIQ2Levels, true)},
+        {DType::iq1_m, 16, whole_numbers(1, 15, 2), 1.125f, scan_iq1(16, 8), 0.2f},
+        {DType::iq1_s, 32, whole_numbers(1, 15, 2), 1.125f, scan_iq1(32, 32), 0.2f},
+        {DType::tq2_0, 256, {1}, 1, scan_levels(256, std::to_array({-1, 0, 1})), 0.2f},
         {DType::q2_k, 16, {}, 0, {}},
     };
     for (const bool heavy : {false, true})
@@ -191,7 +247,8 @@ TEST(QuantizeQuality, error_is_near_the_best_of_all_scales) {
 TEST(QuantizeQuality, more_bits_less_error) {
     const std::vector<DType> chains[] = {
         {DType::q2_k, DType::q3_k, DType::q4_k, DType::q5_k, DType::q6_k, DType::q8_0},
-        {DType::iq2_s, DType::iq3_s, DType::iq4_xs, DType::q4_k},
+        {DType::iq1_s, DType::iq1_m, DType::iq2_xxs, DType::iq2_xs, DType::iq2_s, DType::iq3_xxs, DType::iq3_s,
+         DType::iq4_xs, DType::q4_k},
         {DType::q3_k, DType::iq3_s, DType::iq4_nl},  // of 3.44 bits both: grids are better than steps
         {DType::q4_0, DType::iq4_xs}};               // with a quarter of a bit less
     const std::vector<float> ones(256 * 64, 1.0f), importance = log_normal(256 * 64, 8);
@@ -204,13 +261,12 @@ TEST(QuantizeQuality, more_bits_less_error) {
 }
 
 TEST(QuantizeQuality, importance_lowers_the_error_that_counts) {
-    const DType types[] = {DType::q2_k,  DType::q3_k,   DType::q4_k,  DType::q5_k, DType::q6_k,
-                           DType::q4_0,  DType::q4_1,   DType::q5_0,  DType::q5_1, DType::iq2_s,
-                           DType::iq3_s, DType::iq4_nl, DType::iq4_xs};
     constexpr size_t kRow = 1024, kRows = 32;
     const std::vector<float> row = log_normal(kRow, 9);  // by column, as files have it
     for (const bool heavy : {false, true})
-        for (DType type : types) {
+        for (int t = 0; t < static_cast<int>(DType::count); ++t) {
+            const auto type = static_cast<DType>(t);
+            if (!heeds_importance(type)) continue;
             const std::vector<float> x = heavy ? heavy_tailed(kRow * kRows, 10) : test::gaussian(kRow * kRows, 11);
             for (size_t r = 0; r < kRows; ++r) {
                 const std::span values(x.data() + kRow * r, kRow);
