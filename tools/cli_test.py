@@ -141,9 +141,11 @@ def importance_matrices(model, ids):
         matrices = shape[0] if len(shape) == 3 else 1
         expect(shapes.get(name + ".in_sum2") == [matrices, shape[-1]] and shapes.get(name + ".counts") == [matrices, 1],
                f"{name} has sums of its columns: {shapes.get(name + '.in_sum2')}")
-    for kind in ["q2_k", "q3_k_m", "iq3_m", "iq4_xs", "iq2_s"]:
+    for kind in ["q2_k", "q3_k_m", "iq3_m", "iq4_xs", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "mxfp4", "tq2_0", "tq1_0"]:
         plain, weighed = work / "plain.gguf", work / "weighed.gguf"
-        good("quantize", model, plain, "--type", kind)
+        done = run("quantize", model, plain, "--type", kind)
+        said = b"without an importance matrix" in done.stderr
+        expect(done.returncode == 0 and said == (kind in ["iq2_xs", "iq2_xxs", "iq1_m", "iq1_s"]), f"{kind} says what it lacks", done)
         good("quantize", model, weighed, "--type", kind, "--imatrix", matrix)
         expect(plain.read_bytes()[-100000:] != weighed.read_bytes()[-100000:], f"an importance matrix changes {kind}")
         good("run", weighed, "--tokens", ids, "-n", 2, "--temperature", 0, "--json")
@@ -216,7 +218,7 @@ def synthetic_models():
     (work / "junk.json").write_text("[1, ")
     bad(65, "junk.json", "run", model, "--tokens", work / "junk.json", "-n", 1)
     bad(64, "q9_z", "quantize", model, work / "x.gguf", "--type", "q9_z")
-    bad(64, "only random weights", "quantize", model, work / "x.gguf", "--type", "iq3_xxs")
+    bad(64, "only random weights", "quantize", model, work / "x.gguf", "--type", "mixed")
     importance_matrices(model, ids)
     good("synth", work / "mixed.gguf", "--shape", "laguna-tiny", "--type", "mixed")
     expect(len(good("run", work / "mixed.gguf", "--prompt", "a", "-n", 4, "--ignore-eos")) > 0, "fifteen types in one file run")

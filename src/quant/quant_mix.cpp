@@ -36,15 +36,17 @@ constexpr Mix kMixes[] = {
     {"iq3_m", DType::iq3_s, 27},
     {"iq3_s", DType::iq3_s, 26},
     {"q2_k", DType::q2_k, 10},
+    {"iq3_xxs", DType::iq3_xxs, 23, DType::q5_k},
     {"iq2_s", DType::iq2_s, 28, DType::q5_k},
-    // From here on there is no quantiser, or no such file: for random weights alone.
-    {"q3_k", DType::q3_k, 11},
-    {"iq1_s", DType::iq1_s, 24},
-    {"iq1_m", DType::iq1_m, 31},
-    {"iq2_xxs", DType::iq2_xxs, 19},
-    {"iq2_xs", DType::iq2_xs, 20},
-    {"iq3_xxs", DType::iq3_xxs, 23},
+    {"iq2_xs", DType::iq2_xs, 20, DType::q5_k},
+    {"iq2_xxs", DType::iq2_xxs, 19, DType::q5_k},
+    {"iq1_m", DType::iq1_m, 31, DType::q5_k},
+    {"iq1_s", DType::iq1_s, 24, DType::q5_k},
+    {"mxfp4", DType::mxfp4, 38},
+    {"tq2_0", DType::tq2_0, 37},
     {"tq1_0", DType::tq1_0, 36},
+    // From here on there is no such file: for random weights alone.
+    {"q3_k", DType::q3_k, 11},
     {"mixed", DType::q2_k, 10},
 };
 constexpr std::string_view kFirstRandom = "q3_k";
@@ -86,6 +88,28 @@ constexpr Promotion kPromotions[] = {
     {"iq2_s", "ffn_down", Layers::first_eighth, DType::iq3_s},
     {"iq2_s", "attn_output", Layers::all, DType::iq3_s},
     {"iq2_s", "token_embd", Layers::all, DType::iq3_s},
+    {"iq3_xxs", "attn_v", Layers::all, DType::q4_k},
+    {"iq3_xxs", "ffn_down", Layers::first_eighth, DType::q4_k},
+    {"iq3_xxs", "attn_output", Layers::all, DType::iq3_s},
+    {"iq3_xxs", "token_embd", Layers::all, DType::iq3_s},
+    {"iq2_xs", "attn_v", Layers::all, DType::q4_k},
+    {"iq2_xs", "ffn_down", Layers::first_eighth, DType::iq3_xxs},
+    {"iq2_xs", "attn_output", Layers::all, DType::iq3_xxs},
+    {"iq2_xs", "token_embd", Layers::all, DType::iq3_xxs},
+    {"iq2_xxs", "attn_v", Layers::all, DType::q4_k},
+    {"iq2_xxs", "ffn_down", Layers::first_eighth, DType::iq2_s},
+    {"iq2_xxs", "attn_output", Layers::all, DType::iq2_s},
+    {"iq2_xxs", "token_embd", Layers::all, DType::iq3_xxs},
+    {"iq1_m", "attn_v", Layers::all, DType::q4_k},
+    {"iq1_m", "ffn_down", Layers::first_eighth, DType::iq2_xs},
+    {"iq1_m", "attn_output", Layers::all, DType::iq2_xs},
+    {"iq1_m", "token_embd", Layers::all, DType::iq2_s},
+    {"iq1_s", "attn_v", Layers::all, DType::q4_k},
+    {"iq1_s", "ffn_down", Layers::first_eighth, DType::iq2_xxs},
+    {"iq1_s", "attn_output", Layers::all, DType::iq2_xxs},
+    {"iq1_s", "token_embd", Layers::all, DType::iq2_s},
+    {"tq2_0", "token_embd", Layers::all, DType::q4_k},
+    {"tq1_0", "token_embd", Layers::all, DType::q4_k},
 };
 
 /// Of `mixed`, one after the other, as files have them whose makers chose a type for each tensor.
@@ -169,8 +193,7 @@ std::string_view quant_mix_name(std::string_view name) { return find_mix(name).n
 
 void check_mix_writable(std::string_view name) {
     RT_CHECK(writable(find_mix(name, false)), ErrorKind::usage,
-             "there is no quantiser for {}, only random weights (riptide synth): expected one of {}", name,
-             quant_mix_names());
+             "there are only random weights of {} (riptide synth): expected one of {}", name, quant_mix_names());
 }
 
 bool quant_mix_more_bits(int64_t layer, int64_t layers) {
@@ -191,9 +214,16 @@ DType quant_mix_fit(DType type, int64_t cols) {
     switch (type) {
         case DType::q2_k:
         case DType::q3_k:
+        case DType::iq1_s:
+        case DType::iq1_m:
+        case DType::iq2_xxs:
+        case DType::iq2_xs:
         case DType::iq2_s:
+        case DType::iq3_xxs:
         case DType::iq3_s:
         case DType::iq4_xs:
+        case DType::tq1_0:
+        case DType::tq2_0:
             return quant_mix_fit(DType::iq4_nl, cols);
         case DType::q4_k:
             return quant_mix_fit(DType::q5_0, cols);

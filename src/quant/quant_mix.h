@@ -11,8 +11,8 @@
 namespace riptide {
 
 /// The mixes, separated by commas: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q4_0, iq4_nl, iq4_xs,
-/// q3_k_m, iq3_m, iq3_s, q2_k, iq2_s. `random`: and those that only random weights can have: q3_k, iq1_s to iq3_xxs,
-/// tq1_0, all in one type; mixed, which has fifteen.
+/// q3_k_m, iq3_m, iq3_s, q2_k, iq3_xxs, iq2_s, iq2_xs, iq2_xxs, iq1_m, iq1_s, mxfp4, tq2_0, tq1_0. `random`: and those
+/// that only random weights can have: q3_k in one type; mixed, which has fifteen.
 std::string quant_mix_names(bool random = false);
 
 /// The name of that list for `name`: in lower case, and q4_k_m, q5_k_m for q4_k, q5_k (as in llama.cpp). Throws Error
@@ -29,9 +29,9 @@ bool quant_mix_more_bits(int64_t layer, int64_t layers);
 /// The type of GGUF tensor `name` of row-major `shape` under `mix` (any case). layer: its layer, or -1.
 /// tied_head: the file has no output.weight, so that token_embd.weight is the head as well and gets the head's type.
 ///   vectors, norms, routers (ffn_gate_inp), convolutions, all that is not a .weight   f32
-///   the head                                       q6_k in mixes below q8_0, q5_k in iq2_s
-///   what kPromotions (quant_mix.cpp) lists: attn_v, ffn_down*, attn_output in all or in the first layers, or in those
-///   of quant_mix_more_bits                         as listed
+///   the head                                       q6_k in mixes below q8_0, q5_k in iq3_xxs and iq2_s to iq1_s
+///   what kPromotions (quant_mix.cpp) lists: token_embd; attn_v, ffn_down*, attn_output in all or in the first layers,
+///   or in those of quant_mix_more_bits             as listed
 ///   everything else                                the type that names the mix
 /// made to fit its rows as quant_mix_fit does.
 /// Throws Error (usage) naming the known mixes for an unknown one. Source: the rules of llama.cpp's quantize tool, as

@@ -108,6 +108,7 @@ TEST_F(Requantize, gives_keys_tensors_and_logits_of_the_file_that_quantize_write
         {quantized(fp8, "q8_0"), "q4_k_s"},
         {quantized(fp8, "bf16"), "q6_k"},
         {synth("f16"), "q4_k_m"},
+        {synth("f16"), "iq2_xxs"},
     };
     for (const auto& [in, mix] : cases) {
         SCOPED_TRACE(in + " " + mix);
@@ -310,7 +311,7 @@ TEST_F(Requantize, what_cannot_run_is_refused_before_the_work) {
         return "";
     };
     EXPECT_NE(refused(open_checkpoint(demo_path()), "q9").find("q4_k_m"), std::string::npos);
-    EXPECT_NE(refused(open_checkpoint(demo_path()), "iq1_s").find("no quantiser"), std::string::npos);
+    EXPECT_NE(refused(open_checkpoint(demo_path()), "mixed").find("random weights"), std::string::npos);
     EXPECT_NE(refused(open_checkpoint(fixture_path("dflash_zlab")), "q8_0"), "");
     std::string bytes = read_file(synth("bf16"), int64_t{64} << 20);
     const std::string name = "blk.2.attn_q.weight";

@@ -169,6 +169,20 @@ TEST(QuantMix, small_mixes_keep_more_of_what_counts) {
     expect("iq3_m", "ffn_gate", 0, DType::iq3_s);
     expect("iq2_s", "ffn_down", 4, DType::iq3_s);
     expect("iq2_s", "ffn_down", 5, DType::iq2_s);
+    expect("iq3_xxs", "ffn_down", 4, DType::q4_k);
+    expect("iq3_xxs", "attn_output", 39, DType::iq3_s);
+    expect("iq2_xs", "attn_v", 39, DType::q4_k);
+    expect("iq2_xs", "ffn_down_exps", 4, DType::iq3_xxs);
+    expect("iq2_xs", "ffn_down_exps", 5, DType::iq2_xs);
+    expect("iq2_xxs", "attn_output", 0, DType::iq2_s);
+    expect("iq1_m", "ffn_down_shexp", 0, DType::iq2_xs);
+    expect("iq1_s", "attn_output", 0, DType::iq2_xxs);
+    for (const char* mix : {"iq3_xxs", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s", "mxfp4", "tq2_0", "tq1_0"})
+        expect(mix, "attn_q", 0, *dtype_from_name(mix));
+    EXPECT_EQ(type_of("iq1_s", "token_embd.weight", shape, -1), DType::iq2_s);
+    EXPECT_EQ(type_of("iq1_s", "output.weight", shape, -1), DType::q5_k);
+    EXPECT_EQ(type_of("tq1_0", "token_embd.weight", shape, -1), DType::q4_k);
+    EXPECT_EQ(type_of("mxfp4", "output.weight", shape, -1), DType::q6_k);
     EXPECT_EQ(type_of("iq2_s", "token_embd.weight", shape, -1), DType::iq3_s);
     EXPECT_EQ(type_of("iq2_s", "output.weight", shape, -1), DType::q5_k);
     EXPECT_EQ(type_of("q2_k", "output.weight", shape, -1), DType::q6_k);
@@ -191,7 +205,7 @@ TEST(QuantMix, every_writable_mix_has_quantisers_for_all_its_types) {
 
 TEST(QuantMix, random_weights_have_mixes_that_nobody_quantises) {
     const std::vector<int64_t> shape = {1024, 2048};
-    EXPECT_EQ(type_of("iq3_xxs", "blk.7.attn_v.weight", shape, 7), DType::iq3_xxs);
+    EXPECT_EQ(type_of("q3_k", "blk.7.attn_v.weight", shape, 7), DType::q3_k);
     EXPECT_EQ(type_of("q3_k", "output.weight", shape, -1), DType::q6_k);
     std::set<DType> types;
     for (int64_t layer = 0; layer < 40; ++layer)
@@ -199,14 +213,14 @@ TEST(QuantMix, random_weights_have_mixes_that_nobody_quantises) {
             types.insert(type_of("mixed", "blk." + std::to_string(layer) + "." + part + ".weight", shape, layer));
     EXPECT_EQ(types.size(), 15u);
     EXPECT_EQ(type_of("mixed", "blk.1.ffn_gate_inp.weight", {256, 2048}, 1), DType::f32);
-    EXPECT_EQ(quant_mix_names().find("iq3_xxs"), std::string::npos);
-    EXPECT_NE(quant_mix_names(true).find("iq3_xxs"), std::string::npos);
+    EXPECT_EQ(quant_mix_names().find("mixed"), std::string::npos);
+    EXPECT_NE(quant_mix_names(true).find("mixed"), std::string::npos);
     EXPECT_NO_THROW(check_mix_writable("Q4_K_M"));
-    for (const char* mix : {"iq3_xxs", "mixed", "q3_k"}) {
+    for (const char* mix : {"mixed", "q3_k"}) {
         SCOPED_TRACE(mix);
         EXPECT_THROW(check_mix_writable(mix), Error);
     }
-    expect_names_the_known([] { check_mix_writable("iq3_xxs"); });
+    expect_names_the_known([] { check_mix_writable("mixed"); });
 }
 
 TEST(QuantMix, rows_that_do_not_divide_fall_back) {
@@ -214,7 +228,7 @@ TEST(QuantMix, rows_that_do_not_divide_fall_back) {
     EXPECT_EQ(type_of("q4_k_m", name, {64, 96}, 6), DType::q5_0);
     EXPECT_EQ(type_of("q5_k_m", name, {64, 96}, 6), DType::q5_1);
     EXPECT_EQ(type_of("q6_k", name, {64, 96}, 6), DType::q8_0);
-    for (const char* mix : {"q2_k", "q3_k_m", "iq2_s", "iq3_s", "iq4_xs"})
+    for (const char* mix : {"q2_k", "q3_k_m", "iq1_s", "iq2_xxs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs", "tq1_0"})
         EXPECT_EQ(type_of(mix, name, {64, 96}, 6), DType::iq4_nl);
     for (const char* mix : {"q4_k_m", "q5_k_m", "q6_k", "q8_0", "q4_0"})
         EXPECT_EQ(type_of(mix, name, {64, 100}, 6), DType::f16);

@@ -1,4 +1,6 @@
 // riptide quantize: safetensors or GGUF to GGUF in another type, or a folder to a folder in FP8 or NVFP4.
+#include <fmt/ranges.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -98,6 +100,21 @@ void apply_importance(std::vector<QuantizeJob>& jobs, const std::string& path, G
          unreached == 0 ? "" : fmt::format("; all alike in {} experts that its text did not reach", unreached));
 }
 
+/// Says in one line which types should not be without an importance matrix: those of fewer than 2.5 bits, but for TQ,
+/// which models are trained for.
+void print_unweighed(const std::vector<QuantizeJob>& jobs) {
+    std::set<std::string_view> types;
+    for (const QuantizeJob& job : jobs) {
+        const DTypeInfo& info = dtype_info(job.dtype);
+        const bool ternary = job.dtype == DType::tq1_0 || job.dtype == DType::tq2_0;
+        if (heeds_importance(job.dtype) && !ternary && 16 * info.block_bytes < 5 * info.block_elements)
+            types.insert(info.name);
+    }
+    if (!types.empty())
+        say("{} without an importance matrix: the model loses more than it has to (riptide imatrix, --imatrix)\n",
+            fmt::join(types, ", "));
+}
+
 /// FP8 and NVFP4 of a folder.
 int quantize_folder(const QuantizeFlags& options, PackedType type) {
     RT_CHECK(options.imatrix.empty() && options.rules.empty() && options.name.empty(), ErrorKind::usage,
@@ -128,7 +145,8 @@ int quantize_file(const QuantizeFlags& options) {
     write_quantized_metadata(*checkpoint, options.type, options.name, writer);
     std::vector<QuantizeJob> jobs = quantize_jobs(*checkpoint, options.type);
     apply_rules(jobs, rules);
-    if (!options.imatrix.empty()) apply_importance(jobs, options.imatrix, writer);
+    if (options.imatrix.empty()) print_unweighed(jobs);
+    else apply_importance(jobs, options.imatrix, writer);
     for (const QuantizeJob& job : jobs) writer.add_tensor(job.tensor.name, job.dtype, job.tensor.shape);
     ThreadPool threads(options.threads);
     Progress progress("quantising", "B");
