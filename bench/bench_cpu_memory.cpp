@@ -4,7 +4,8 @@
 //   where
 //          every thread goes through its own share without meeting others
 //   wakeup an empty loop over all threads, right behind the last one and after 20 us
-//   bench_cpu_memory [--threads N] [--huge]
+//   types  block types from the L2 cache, one thread, one and eight activation rows, beside q4_k; in turn, several
+//   times bench_cpu_memory [--threads N] [--huge] | --types [avx2|baseline]
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -144,6 +145,59 @@ void bench_dot(ThreadPool& threads, std::byte* memory, DType type, int64_t cols)
                rate(cached * kTimes, all), rate(share * threads.size(), memory_time));
 }
 
+/// Least seconds of a pass over 256 KiB of a type, for one and for eight activation rows.
+struct TypeTimes {
+    DType type;
+    Weight w;
+    std::vector<std::byte> memory;
+    double seconds[2] = {1e9, 1e9};
+};
+
+void bench_types(Isa isa) {
+    constexpr int64_t kBytes = int64_t{256} << 10, kCols = 2048, kRows[] = {1, 8};
+    const DotKernels& kernels = dot_kernels(isa);
+    ThreadPool one(1);
+    std::vector<TypeTimes> all;
+    for (const DType type :
+         {DType::q4_k, DType::q2_k, DType::q3_k, DType::q8_0, DType::iq4_xs, DType::iq1_s, DType::iq1_m, DType::iq2_xxs,
+          DType::iq2_xs, DType::iq2_s, DType::iq3_xxs, DType::iq3_s, DType::tq1_0, DType::tq2_0}) {
+        std::vector<std::byte> memory(kBytes);
+        const Weight w = matrix(one, type, memory.data(), kBytes, kCols);
+        all.push_back({type, w, std::move(memory)});
+    }
+    std::vector<float> x(8 * kCols), y(8 * 64);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 37 % 101) - 50.0f;
+    const int64_t stride = Int8Row::bytes(kCols);
+    std::vector<std::byte> input(static_cast<size_t>(8 * stride)), scratch(size_t{256} << 10);
+    for (int64_t r = 0; r < 8; ++r) kernels.quantize(x.data() + r * kCols, 0, kCols, kCols, input.data() + r * stride);
+    DotTask task{.x = input.data(), .x_stride = stride, .y = y.data(), .y_stride = 64};
+    task.scratch = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+    const auto pass = [&](const Weight& w) {
+        task.w = &w;
+        for (task.row_begin = 0; task.row_begin < w.rows; task.row_begin = task.row_end) {
+            task.row_end = std::min(w.rows, task.row_begin + 64);
+            kernels.dot(task);
+        }
+    };
+    for (int round = 0; round < 200; ++round)
+        for (TypeTimes& t : all)
+            for (int i = 0; i < 2; ++i) {
+                task.n = kRows[i];
+                t.seconds[i] = std::min(t.seconds[i], fastest(3, [&] { pass(t.w); }));
+            }
+    fmt::print("types, kernels {}\n{:>8} {:>11} {:>9} {:>7} {:>12} {:>10} {:>8}\n", kernels.name, "type", "ns/256, 1",
+               "GB/s, 1", "share", "ns/256, 8", "GB/s, 8", "share");
+    const auto rate = [](const TypeTimes& t, int i) { return static_cast<double>(t.w.bytes()) / t.seconds[i] * 1e-9; };
+    for (const TypeTimes& t : all) {
+        fmt::print("{:>8}", dtype_name(t.type));
+        for (int i = 0; i < 2; ++i)
+            fmt::print(" {:>11.2f} {:>9.2f} {:>6.0f}%",
+                       t.seconds[i] * 1e9 / static_cast<double>(t.w.rows * kCols / 256), rate(t, i),
+                       100.0 * rate(t, i) / rate(all.front(), i));
+        fmt::print("\n");
+    }
+}
+
 void bench_wakeup(ThreadPool& threads) {
     constexpr int kTimes = 2000;
     for (const int gap_us : {0, 20}) {
@@ -168,7 +222,11 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string flag = argv[i];
         if (flag == "--huge") huge = true;
-        else if (flag == "--threads" && i + 1 < argc) count = std::atoi(argv[++i]);
+        else if (flag == "--types") {
+            const std::string set = i + 1 < argc ? argv[i + 1] : "";
+            const Isa isa = set == "avx2" ? Isa::avx2 : set == "baseline" ? Isa::baseline : dot_kernels().isa;
+            return bench_types(isa), 0;
+        } else if (flag == "--threads" && i + 1 < argc) count = std::atoi(argv[++i]);
         else return fmt::print(stderr, "unknown flag {}\n", flag), 64;
     }
     ThreadPool threads(count);
