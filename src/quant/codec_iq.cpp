@@ -1,6 +1,5 @@
 // Decoders of IQ1, IQ2, IQ3, TQ1_0 and TQ2_0: formulas in blocks.h.
 #include <bit>
-#include <iterator>
 
 #include "base/error.h"
 #include "quant/blocks.h"
@@ -18,35 +17,12 @@ uint32_t word(const uint8_t* from) {
     return w;
 }
 
-/// The grids' entries as bytes, and what makes bytes negative, so that eight elements are made at once.
-struct Tables {
-    uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024];  // magnitudes
-    uint64_t iq1_s[2048];                             // 8 q + 128
-    uint32_t iq3_xxs[256], iq3_s[512];                // magnitudes
-    uint64_t minus[256];                              // bit j: byte j is 255
-    uint64_t even[128];                               // of seven signs and an eighth that makes their number even
+/// What makes bytes negative, so that eight elements are made at once.
+struct SignBytes {
+    uint64_t minus[256];  // bit j: byte j is 255
+    uint64_t even[128];   // of seven signs and an eighth that makes their number even
 
-    Tables() {
-        const auto eights = [](const uint16_t* grid, size_t n, uint64_t* out, const auto& byte) {
-            for (size_t i = 0; i < n; ++i) {
-                out[i] = 0;
-                for (int j = 0; j < 8; ++j) out[i] |= uint64_t{byte(grid[i] >> (2 * j) & 3)} << (8 * j);
-            }
-        };
-        const auto magnitude = [](int level) { return kIQ2Levels[level]; };
-        eights(kIQ2XXSGrid, std::size(iq2_xxs), iq2_xxs, magnitude);
-        eights(kIQ2XSGrid, std::size(iq2_xs), iq2_xs, magnitude);
-        eights(kIQ2SGrid, std::size(iq2_s), iq2_s, magnitude);
-        eights(kIQ1SGrid, std::size(iq1_s), iq1_s,
-               [](int level) { return static_cast<uint8_t>(8 * kIQ1Levels[level] + 128); });
-        const auto fours = [](const uint16_t* grid, size_t n, uint32_t* out, const uint8_t* levels) {
-            for (size_t i = 0; i < n; ++i) {
-                out[i] = 0;
-                for (int j = 0; j < 4; ++j) out[i] |= uint32_t{levels[grid[i] >> (3 * j) & 7]} << (8 * j);
-            }
-        };
-        fours(kIQ3XXSGrid, std::size(iq3_xxs), iq3_xxs, kIQ3XXSLevels);
-        fours(kIQ3SGrid, std::size(iq3_s), iq3_s, kIQ3SLevels);
+    SignBytes() {
         for (size_t signs = 0; signs < 256; ++signs) {
             minus[signs] = 0;
             for (int j = 0; j < 8; ++j) minus[signs] |= (signs >> j & 1) * (uint64_t{255} << (8 * j));
@@ -55,13 +31,13 @@ struct Tables {
             even[seven] = minus[seven | (static_cast<size_t>(std::popcount(seven)) & 1) << 7];
     }
 };
-const Tables kTables;
+const SignBytes kSignBytes;
 
 constexpr uint64_t kOnes = 0x0101010101010101u;
 
-/// Eight magnitudes above zero with their signs.
+/// Eight magnitudes, 128 above them, with their signs.
 void put_eight(uint64_t magnitudes, uint64_t minus, int8_t* q) {
-    const uint64_t out = (magnitudes ^ minus) + (minus & kOnes);
+    const uint64_t out = ((magnitudes ^ minus) + (minus & kOnes)) ^ 0x80 * kOnes;
     std::memcpy(q, &out, sizeof out);
 }
 
@@ -69,9 +45,9 @@ void put_fours(uint32_t first, uint32_t second, uint64_t minus, int8_t* q) {
     put_eight(first | uint64_t{second} << 32, minus, q);
 }
 
-/// Eight times q + delta.
+/// Eight times q + delta; the entry is 128 above those with a positive delta.
 void put_ternary(uint64_t entry, bool negative, int8_t* q) {
-    const uint64_t out = (negative ? entry - kOnes : entry + kOnes) ^ 0x80 * kOnes;
+    const uint64_t out = (negative ? entry - 2 * kOnes : entry) ^ 0x80 * kOnes;
     std::memcpy(q, &out, sizeof out);
 }
 
@@ -84,7 +60,7 @@ void expand(const BlockIQ2XXS& b, Int8Block& out) {
         const uint32_t signs = word(b.qs + 8 * g + 4);
         put_scale(out, g, d * (0.5f + static_cast<float>(signs >> 28)) * 0.25f);
         for (int l = 0; l < 4; ++l)
-            put_eight(kTables.iq2_xxs[b.qs[8 * g + l]], kTables.even[signs >> (7 * l) & 127],
+            put_eight(kGridBytes.iq2_xxs[b.qs[8 * g + l]], kSignBytes.even[signs >> (7 * l) & 127],
                       out.codes + 32 * g + 8 * l);
     }
 }
@@ -99,7 +75,7 @@ void expand(const BlockIQ2XS& b, Int8Block& out) {
     put_iq2_scales(f16_to_f32(b.d), b.scales, out);
     for (int i = 0; i < 32; ++i) {
         const uint32_t q = b.qs[i];
-        put_eight(kTables.iq2_xs[q & 511], kTables.even[q >> 9], out.codes + 8 * i);
+        put_eight(kGridBytes.iq2_xs[q & 511], kSignBytes.even[q >> 9], out.codes + 8 * i);
     }
 }
 
@@ -107,7 +83,7 @@ void expand(const BlockIQ2S& b, Int8Block& out) {
     put_iq2_scales(f16_to_f32(b.d), b.scales, out);
     for (int i = 0; i < 32; ++i) {
         const uint32_t code = b.qs[i] | (static_cast<uint32_t>(b.qh[i / 4]) >> (2 * (i % 4)) & 3) << 8;
-        put_eight(kTables.iq2_s[code], kTables.minus[b.signs[i]], out.codes + 8 * i);
+        put_eight(kGridBytes.iq2_s[code], kSignBytes.minus[b.signs[i]], out.codes + 8 * i);
     }
 }
 
@@ -118,7 +94,7 @@ void expand(const BlockIQ3XXS& b, Int8Block& out) {
         put_scale(out, g, d * (0.5f + static_cast<float>(signs >> 28)) * 0.5f);
         for (int l = 0; l < 4; ++l) {
             const uint8_t* const q = b.qs + 8 * g + 2 * l;
-            put_fours(kTables.iq3_xxs[q[0]], kTables.iq3_xxs[q[1]], kTables.even[signs >> (7 * l) & 127],
+            put_fours(kGridBytes.iq3_xxs[q[0]], kGridBytes.iq3_xxs[q[1]], kSignBytes.even[signs >> (7 * l) & 127],
                       out.codes + 32 * g + 8 * l);
         }
     }
@@ -129,10 +105,10 @@ void expand(const BlockIQ3S& b, Int8Block& out) {
     for (int g = 0; g < 8; ++g) {
         put_scale(out, g, d * static_cast<float>(1 + 2 * (b.scales[g / 2] >> (4 * (g % 2)) & 15)));
         const auto entry = [&](int i) {  // of the group's eight fours
-            return kTables.iq3_s[b.qs[8 * g + i] | (static_cast<uint32_t>(b.qh[g]) >> i & 1) << 8];
+            return kGridBytes.iq3_s[b.qs[8 * g + i] | (static_cast<uint32_t>(b.qh[g]) >> i & 1) << 8];
         };
         for (int l = 0; l < 4; ++l)
-            put_fours(entry(2 * l), entry(2 * l + 1), kTables.minus[b.signs[4 * g + l]], out.codes + 32 * g + 8 * l);
+            put_fours(entry(2 * l), entry(2 * l + 1), kSignBytes.minus[b.signs[4 * g + l]], out.codes + 32 * g + 8 * l);
     }
 }
 
@@ -142,7 +118,7 @@ void expand(const BlockIQ1S& b, Int8Block& out) {
         const uint32_t h = b.qh[g];
         put_scale(out, g, d * static_cast<float>(2 * (h >> 12 & 7) + 1) * 0.125f);
         for (int l = 0; l < 4; ++l)
-            put_ternary(kTables.iq1_s[b.qs[4 * g + l] | (h >> (3 * l) & 7) << 8], h >> 15 != 0,
+            put_ternary(kGridBytes.iq1_s[b.qs[4 * g + l] | (h >> (3 * l) & 7) << 8], h >> 15 != 0,
                         out.codes + 32 * g + 8 * l);
     }
 }
@@ -155,7 +131,7 @@ void expand(const BlockIQ1M& b, Int8Block& out) {
         out.scales[i] = d * static_cast<float>(2 * (b.scales[i / 4] >> (3 * (i % 4)) & 7) + 1) * 0.125f;
     for (int i = 0; i < 32; ++i) {
         const uint32_t h = static_cast<uint32_t>(b.qh[i / 2]) >> (4 * (i % 2));
-        put_ternary(kTables.iq1_s[b.qs[i] | (h & 7) << 8], (h & 8) != 0, out.codes + 8 * i);
+        put_ternary(kGridBytes.iq1_s[b.qs[i] | (h & 7) << 8], (h & 8) != 0, out.codes + 8 * i);
     }
 }
 

@@ -53,7 +53,7 @@ void dot(const DotTask& task) {
 constexpr DotKernels kBaseline = {Isa::baseline, "baseline", quantize_baseline, dot<dot_baseline>};
 #if defined(__x86_64__)
 constexpr DotKernels kAvx2 = {Isa::avx2, "avx2", quantize_avx2, dot<dot_avx2>};
-constexpr DotKernels kAvx512 = {Isa::avx512, "avx512", quantize_avx512, dot<dot_avx512>};
+constexpr DotKernels kAvx512 = {Isa::avx512, "avx512", quantize_avx512, dot_avx512};
 #endif
 
 }  // namespace

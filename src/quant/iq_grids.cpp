@@ -1,5 +1,7 @@
 #include "quant/iq_grids.h"
 
+#include <iterator>
+
 namespace riptide {
 
 // clang-format off
@@ -360,5 +362,34 @@ const uint16_t kIQ1SGrid[2048] = {
     0xaaa0, 0xaaa2, 0xaaa8, 0xaaaa,
 };
 // clang-format on
+
+namespace {
+
+/// Entries of eight levels of two bits or four of three as bytes 128 + of(level).
+template <int Elements, typename Word, typename Level>
+void make_bytes(const uint16_t* grid, size_t n, Word* out, const Level& of) {
+    constexpr int kBits = Elements == 8 ? 2 : 3;
+    for (size_t i = 0; i < n; ++i) {
+        out[i] = 0;
+        for (int j = 0; j < Elements; ++j)
+            out[i] |= static_cast<Word>(128 + of(grid[i] >> (kBits * j) & ((1 << kBits) - 1))) << (8 * j);
+    }
+}
+
+GridBytes make_grid_bytes() {
+    GridBytes g;
+    const auto iq2 = [](int level) { return kIQ2Levels[level]; };
+    make_bytes<8>(kIQ2XXSGrid, std::size(kIQ2XXSGrid), g.iq2_xxs, iq2);
+    make_bytes<8>(kIQ2XSGrid, std::size(kIQ2XSGrid), g.iq2_xs, iq2);
+    make_bytes<8>(kIQ2SGrid, std::size(kIQ2SGrid), g.iq2_s, iq2);
+    make_bytes<8>(kIQ1SGrid, std::size(kIQ1SGrid), g.iq1_s, [](int level) { return 8 * kIQ1Levels[level] + 1; });
+    make_bytes<4>(kIQ3XXSGrid, std::size(kIQ3XXSGrid), g.iq3_xxs, [](int level) { return kIQ3XXSLevels[level]; });
+    make_bytes<4>(kIQ3SGrid, std::size(kIQ3SGrid), g.iq3_s, [](int level) { return kIQ3SLevels[level]; });
+    return g;
+}
+
+}  // namespace
+
+const GridBytes kGridBytes = make_grid_bytes();
 
 }  // namespace riptide

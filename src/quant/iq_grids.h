@@ -16,4 +16,11 @@ inline constexpr uint8_t kIQ3XXSLevels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
 inline constexpr uint8_t kIQ3SLevels[8] = {1, 3, 5, 7, 9, 11, 13, 15};
 extern const uint16_t kIQ3XXSGrid[256], kIQ3SGrid[512];
 
+/// The entries as bytes, element 0 lowest: 128 + magnitude; of IQ1 128 + 8 q + 1, where delta is +0.125.
+struct GridBytes {
+    uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024], iq1_s[2048];
+    uint32_t iq3_xxs[256], iq3_s[512];
+};
+extern const GridBytes kGridBytes;
+
 }  // namespace riptide

@@ -3,11 +3,11 @@
 // One or two activation rows: a weight row is decoded in registers, 256 values (144 bytes of q4_k, 272 of q8_0) at a
 // time, 512 operations. Bound by memory: 7.5 ns for 256 values from the L2 cache (q4_k: 19 GB/s), 13 to 16 GB/s from
 // DRAM on one core of a Zen 4 EPYC whose core reads 24 GB/s at most. One activation row: two weight rows in step, far
-// apart, and prefetch instructions; a Xeon wants both (dot/q4k_avx512.cpp), that EPYC gains from neither. More rows: a panel of sixteen weight rows is
-// decoded once and interleaved so that each 32-bit lane belongs to one weight row. No sum then crosses lanes: a group
-// of 32 costs eight vpdpbusd and four float operations for sixteen products, twelve vector operations for 1024. 64
-// rows: 285 (q4_k) and 250 (q6_k) GOP/s on that core. Building the panel costs as much as five activation rows.
-// Measured 2026-11-21, two cores shared with other work.
+// apart, and prefetch instructions; a Xeon wants both (dot/q4k_avx512.cpp), that EPYC gains from neither. More rows: a
+// panel of sixteen weight rows is decoded once and interleaved so that each 32-bit lane belongs to one weight row. No
+// sum then crosses lanes: a group of 32 costs eight vpdpbusd and four float operations for sixteen products, twelve
+// vector operations for 1024. 64 rows: 285 (q4_k) and 250 (q6_k) GOP/s on that core. Building the panel costs as much
+// as five activation rows. Measured 2026-11-21, two cores shared with other work.
 //
 // Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
 #include "quant/dot/span.h"
@@ -21,6 +21,7 @@
 #include <immintrin.h>
 
 #include "quant/dot/decode_avx512.h"
+#include "quant/dot/grids_avx512.h"
 
 namespace riptide {
 
@@ -28,24 +29,6 @@ namespace {
 
 constexpr int64_t kPanel = 16;      // weight rows of a panel
 constexpr int64_t kRowBlock = 256;  // activation rows for which a panel is kept: their int8 rows fit the L2 cache
-
-/// Where the parts of an Int8Row are, in bytes.
-struct RowLayout {
-    int64_t d, sum32, sum16;
-    explicit RowLayout(int64_t padded) : d(padded), sum32(padded / 8 * 9), sum16(padded / 4 * 5) {}
-};
-
-RT_INLINE const float* floats(const uint8_t* p) { return reinterpret_cast<const float*>(p); }
-
-/// [l0 + l4 + ...]: the fixed order of quant/dot.h.
-RT_INLINE float add_lanes(__m256 l) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(l), _mm256_extractf128_ps(l, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-RT_INLINE __m256 low(__m512 v) { return _mm512_castps512_ps256(v); }
-RT_INLINE __m256 high(__m512 v) { return _mm512_extractf32x8_ps(v, 1); }
 
 /// The sums of products of the sixteen half groups of a span: first halves of groups 0..7, then second halves.
 RT_INLINE __m512i half_group_sums(const Decoded& w, const uint8_t* a) {
@@ -111,8 +94,8 @@ void dot_rows(const DotTask& task) {
     }
 }
 
-/// One activation row: two weight rows in step, half a task apart, because a thread gets more from memory as two streams
-/// than as one.
+/// One activation row: two weight rows in step, half a task apart, because a thread gets more from memory as two
+/// streams than as one.
 template <DType T>
 void dot_streams(const DotTask& task) {
     const Weight& w = *task.w;
@@ -186,6 +169,12 @@ RT_INLINE void interleave(const PanelRows& rows, uint8_t* out, int64_t lane_stri
     __m512i turned[16];
     for (int k = 0; k < 4; ++k) {
         transpose(rows.u[k], turned);
+        if constexpr (kEights<T>) {
+            RT_UNROLL
+            for (int i = 0; i < 16; ++i)
+                _mm512_store_si512(out + i / 2 * lane_stride + (2 * k + i % 2) * 64, turned[i]);
+            continue;
+        }
         uint8_t* even = out + 2 * k * lane_stride;
         RT_UNROLL
         for (int i = 0; i < 8; ++i) {
@@ -205,6 +194,16 @@ RT_INLINE void interleave(const PanelRows& rows, uint8_t* out, int64_t lane_stri
     }
 }
 
+/// Rows r and r + 1.
+template <DType T>
+RT_INLINE void put_pair(const DecodedPair& two, int64_t r, PanelRows& rows) {
+    RT_UNROLL
+    for (int i = 0; i < 8; ++i) rows.u[i % 4][r + i / 4] = two.u[i / 4][i % 4];
+    const __m512 last = two.f[kSpan<T>.halves - 1];  // lands in columns that nobody reads if there are no halves
+    rows.f[0][r] = _mm512_castps_si512(_mm512_shuffle_f32x4(two.f[0], last, 0x44));
+    rows.f[0][r + 1] = _mm512_castps_si512(_mm512_shuffle_f32x4(two.f[0], last, 0xEE));
+}
+
 /// Decodes weight rows [first, first + count) into a panel: records of lane 0 (groups 0, 8, 16 ...), of lane 1, ...
 template <DType T>
 void build_panel(const Weight& w, int64_t first, int64_t count, uint8_t* panel) {
@@ -212,13 +211,17 @@ void build_panel(const Weight& w, int64_t first, int64_t count, uint8_t* panel) 
     PanelRows rows;
     if (count < kPanel) __builtin_memset(&rows, 0, sizeof rows);
     for (int64_t b = 0; b < spans; ++b) {
-        for (int64_t r = 0; r < count; ++r) {
+        for (int64_t r = 0; r < count; r += kEights<T> ? 2 : 1) {
             const auto* p = static_cast<const uint8_t*>(w.row(first + r)) + b * span_bytes<T>();
-            const Decoded row = b < full ? decode<T>(p) : decode_tail<T>(p, tail);
-            RT_UNROLL
-            for (int k = 0; k < 4; ++k) rows.u[k][r] = row.u[k];
-            rows.f[0][r] = _mm512_castps_si512(row.f[0]);
-            if constexpr (kSpan<T>.halves == 2 && kSpan<T>.mins) rows.f[1][r] = _mm512_castps_si512(row.f[1]);
+            if constexpr (kEights<T>) {
+                put_pair<T>(decode_pair<T>(p, r + 1 < count ? p + w.row_bytes : p), r, rows);
+            } else {
+                const Decoded row = b < full ? decode<T>(p) : decode_tail<T>(p, tail);
+                RT_UNROLL
+                for (int k = 0; k < 4; ++k) rows.u[k][r] = row.u[k];
+                rows.f[0][r] = _mm512_castps_si512(row.f[0]);
+                if constexpr (kSpan<T>.halves == 2 && kSpan<T>.mins) rows.f[1][r] = _mm512_castps_si512(row.f[1]);
+            }
         }
         interleave<T>(rows, panel + b * kRecord<T>, spans * kRecord<T>);
     }
@@ -363,10 +366,11 @@ void dot_panels(const DotTask& task) {
 
 template <DType T>
 void dot_blocks(const DotTask& task) {
-    if (T == DType::q4_k && task.n == 1 && task.w->cols % 256 == 0) dot_q4k_avx512(task);
+    if (task.n > 2) dot_panels<T>(task);
+    else if constexpr (kEights<T>) dot_eights_avx512(task);
+    else if (T == DType::q4_k && task.n == 1 && task.w->cols % 256 == 0) dot_q4k_avx512(task);
     else if (task.n == 1) dot_streams<T>(task);
-    else if (task.n == 2) dot_rows<T, 2>(task);
-    else dot_panels<T>(task);
+    else dot_rows<T, 2>(task);
 }
 
 }  // namespace
@@ -410,6 +414,7 @@ void dot_avx512(const DotTask& task) {
     case DType::T: \
         return dot_blocks<DType::T>(task);
         RT_SPAN_TYPES(X)
+        RT_EIGHTS_TYPES(X)
 #undef X
         default:
             return dot_float_avx512(task);

@@ -15,6 +15,24 @@ struct Decoded {
     __m512 f[2];
 };
 
+/// Where the parts of an Int8Row are, in bytes.
+struct RowLayout {
+    int64_t d, sum32, sum16;
+    explicit RowLayout(int64_t padded) : d(padded), sum32(padded / 8 * 9), sum16(padded / 4 * 5) {}
+};
+
+RT_INLINE const float* floats(const uint8_t* p) { return reinterpret_cast<const float*>(p); }
+
+/// [l0 + l4 + ...]: the fixed order of quant/dot.h.
+RT_INLINE float add_lanes(__m256 l) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(l), _mm256_extractf128_ps(l, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+RT_INLINE __m256 low(__m512 v) { return _mm512_castps512_ps256(v); }
+RT_INLINE __m256 high(__m512 v) { return _mm512_extractf32x8_ps(v, 1); }
+
 RT_INLINE __m512i bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 RT_INLINE __m512i twice(const uint8_t* p) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -60,6 +60,24 @@ template <>
 inline constexpr SpanTraits kSpan<DType::int8_16> = {0, 2, false, 128};
 template <>
 inline constexpr SpanTraits kSpan<DType::int8_32> = {0, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq1_s> = {0, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq1_m> = {0, 2, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq2_xxs> = {0, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq2_xs> = {0, 2, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq2_s> = {0, 2, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq3_xxs> = {0, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::iq3_s> = {0, 1, false, 128};
+template <>
+inline constexpr SpanTraits kSpan<DType::tq1_0> = {0, 1, false, 1};
+template <>
+inline constexpr SpanTraits kSpan<DType::tq2_0> = {0, 1, false, 1};
 
 template <DType T>
 constexpr int64_t span_bytes() {
@@ -80,17 +98,47 @@ constexpr int64_t span_bytes() {
             return 210;
         case DType::iq4_xs:
             return 136;
+        case DType::iq1_s:
+            return 50;
+        case DType::iq1_m:
+            return 56;
+        case DType::iq2_xxs:
+            return 66;
+        case DType::iq2_xs:
+            return 74;
+        case DType::iq2_s:
+            return 82;
+        case DType::iq3_xxs:
+            return 98;
+        case DType::iq3_s:
+            return 110;
+        case DType::tq1_0:
+            return 54;
+        case DType::tq2_0:
+            return 66;
         default:
             return 8 * kSpan<T>.bytes32;
     }
 }
 
 /// Applies X to the name of every block type that has kernels. (Blocks of grids are made int8_16 or int8_32 first.)
-#define RT_SPAN_TYPES(X)                                                                                             \
-    X(q4_0)                                                                                                          \
-    X(q4_1)                                                                                                          \
-    X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs) X(int8_16) \
+#define RT_SPAN_TYPES(X)                                                                                     \
+    X(q4_0)                                                                                                  \
+    X(q4_1)                                                                                                  \
+    X(q5_0)                                                                                                  \
+    X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs) X(int8_16) \
         X(int8_32)
+
+/// The types that dot/grids_avx512.h decodes.
+#define RT_EIGHTS_TYPES(X) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
+
+template <DType T>
+inline constexpr bool kEights = false;
+#define X(T)    \
+    template <> \
+    inline constexpr bool kEights<DType::T> = true;
+RT_EIGHTS_TYPES(X)
+#undef X
 
 // The kernel entry points of each file.
 void quantize_baseline(const float* x, int64_t begin, int64_t end, int64_t cols, void* out);
@@ -99,7 +147,8 @@ void quantize_avx512(const float* x, int64_t begin, int64_t end, int64_t cols, v
 void dot_baseline(const DotTask& task);
 void dot_avx2(const DotTask& task);
 void dot_avx512(const DotTask& task);
-void dot_q4k_avx512(const DotTask& task);  // one activation row, whole blocks
+void dot_q4k_avx512(const DotTask& task);     // one activation row, whole blocks
+void dot_eights_avx512(const DotTask& task);  // one or two activation rows, types of RT_EIGHTS_TYPES
 void dot_float_avx2(const DotTask& task);
 void dot_float_avx512(const DotTask& task);
 
