@@ -45,9 +45,9 @@ void put_fours(uint32_t first, uint32_t second, uint64_t minus, int8_t* q) {
     put_eight(first | uint64_t{second} << 32, minus, q);
 }
 
-/// Eight times q + delta; the entry is 128 above those with a positive delta.
-void put_ternary(uint64_t entry, bool negative, int8_t* q) {
-    const uint64_t out = (negative ? entry - 2 * kOnes : entry) ^ 0x80 * kOnes;
+/// Eight times q + delta; the entry is 128 above those with a positive delta. (A condition would be guessed wrong.)
+void put_ternary(uint64_t entry, uint32_t negative, int8_t* q) {
+    const uint64_t out = (entry - 2 * kOnes * negative) ^ 0x80 * kOnes;
     std::memcpy(q, &out, sizeof out);
 }
 
@@ -118,7 +118,7 @@ void expand(const BlockIQ1S& b, Int8Block& out) {
         const uint32_t h = b.qh[g];
         put_scale(out, g, d * static_cast<float>(2 * (h >> 12 & 7) + 1) * 0.125f);
         for (int l = 0; l < 4; ++l)
-            put_ternary(kGridBytes.iq1_s[b.qs[4 * g + l] | (h >> (3 * l) & 7) << 8], h >> 15 != 0,
+            put_ternary(kGridBytes.iq1_s[b.qs[4 * g + l] | (h >> (3 * l) & 7) << 8], h >> 15,
                         out.codes + 32 * g + 8 * l);
     }
 }
@@ -131,29 +131,43 @@ void expand(const BlockIQ1M& b, Int8Block& out) {
         out.scales[i] = d * static_cast<float>(2 * (b.scales[i / 4] >> (3 * (i % 4)) & 7) + 1) * 0.125f;
     for (int i = 0; i < 32; ++i) {
         const uint32_t h = static_cast<uint32_t>(b.qh[i / 2]) >> (4 * (i % 2));
-        put_ternary(kGridBytes.iq1_s[b.qs[i] | (h & 7) << 8], (h & 8) != 0, out.codes + 8 * i);
+        put_ternary(kGridBytes.iq1_s[b.qs[i] | (h & 7) << 8], h >> 3 & 1, out.codes + 8 * i);
+    }
+}
+
+/// Bytes of 0 to 3, less one.
+uint64_t less_one(uint64_t codes) { return (codes + 0x7F * kOnes) ^ 0x80 * kOnes; }
+
+/// The first `count` digits in base 3 of `Bytes` bytes: those of digit n at q + stride * n.
+template <size_t Bytes>
+void put_digits(const uint8_t* from, int count, int stride, int8_t* q) {
+    constexpr uint64_t kEven = 0x00FF00FF00FF00FFu;
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, from, Bytes);
+    uint64_t even = bytes & kEven, odd = bytes >> 8 & kEven;
+    for (int n = 0; n < count; ++n) {
+        even *= 3, odd *= 3;  // four numbers of ten bits each
+        const uint64_t out = less_one((even >> 8 & kEven) | (odd & ~kEven));
+        std::memcpy(q + stride * n, &out, Bytes);
+        even &= kEven, odd &= kEven;
     }
 }
 
 void expand(const BlockTQ1_0& b, Int8Block& out) {
-    constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
-    const auto digit = [&](uint8_t byte, int n) {
-        const auto shifted = static_cast<uint8_t>(byte * kPower[n]);
-        return static_cast<int8_t>((static_cast<uint16_t>(shifted * 3) >> 8) - 1);
-    };
     for (float& scale : out.scales) scale = f16_to_f32(b.d);
-    for (int n = 0; n < 5; ++n) {
-        for (int m = 0; m < 32; ++m) out.codes[32 * n + m] = digit(b.qs[m], n);
-        for (int m = 0; m < 16; ++m) out.codes[160 + 16 * n + m] = digit(b.qs[32 + m], n);
-    }
-    for (int n = 0; n < 4; ++n)
-        for (int m = 0; m < 4; ++m) out.codes[240 + 4 * n + m] = digit(b.qh[m], n);
+    for (int m = 0; m < 32; m += 8) put_digits<8>(b.qs + m, 5, 32, out.codes + m);
+    for (int m = 0; m < 16; m += 8) put_digits<8>(b.qs + 32 + m, 5, 16, out.codes + 160 + m);
+    put_digits<4>(b.qh, 4, 4, out.codes + 240);
 }
 
 void expand(const BlockTQ2_0& b, Int8Block& out) {
     for (float& scale : out.scales) scale = f16_to_f32(b.d);
-    for (int i = 0; i < kSuperBlock; ++i)
-        out.codes[i] = static_cast<int8_t>((b.qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3) - 1);
+    for (int i = 0; i < kSuperBlock; i += 8) {
+        uint64_t bytes;
+        std::memcpy(&bytes, b.qs + i / 128 * 32 + i % 32, sizeof bytes);
+        const uint64_t eight = less_one(bytes >> (i / 32 % 4 * 2) & 3 * kOnes);
+        std::memcpy(out.codes + i, &eight, sizeof eight);
+    }
 }
 
 }  // namespace
