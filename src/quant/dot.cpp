@@ -12,47 +12,41 @@ namespace riptide {
 
 namespace {
 
-/// Panels of the widest kernels.
-constexpr int64_t kRowsAtOnce = 16;
-
 int64_t kernel_scratch_bytes(int64_t cols) { return 24 * Int8Row::padded(cols); }
 
-void expand_to_int8(const Weight& w, int64_t row, const Weight& to, std::byte* out) {
+void expand_to_int8(const Weight& w, int64_t row, DType to, std::byte* out) {
     const auto* from = static_cast<const std::byte*>(w.row(row));
-    const int64_t size = dtype_info(to.dtype).block_bytes;
+    const int64_t size = dtype_info(to).block_bytes;
     Int8Block block;
     for (int64_t b = 0; b < w.cols / kSuperBlock; ++b, out += size) {
         make_int8_block(w.dtype, from + b * dtype_info(w.dtype).block_bytes, block);
-        if (to.dtype == DType::int8_32)
+        if (to == DType::int8_32)
             for (int g = 0; g < 8; ++g) block.scales[g] = block.scales[2 * g];
         std::memcpy(out, &block, static_cast<size_t>(size));
     }
 }
 
-/// Kernel for types that it knows; others become rows of those, some at a time, in scratch memory behind the kernel's.
-template <void (*Kernel)(const DotTask&)>
-void dot(const DotTask& task) {
+/// The baseline knows no grids: a row of them becomes one of int8, in scratch memory behind the kernel's.
+void dot_any_baseline(const DotTask& task) {
     const Weight& w = *task.w;
-    if (int8_group(w.dtype) == 0) return Kernel(task);
+    if (int8_group(w.dtype) == 0) return dot_baseline(task);
     auto* const memory = static_cast<std::byte*>(task.scratch) + kernel_scratch_bytes(w.cols);
-    Weight some = w;
-    some.dtype = int8_group(w.dtype) == 16 ? DType::int8_16 : DType::int8_32;
-    some.row_bytes = row_bytes(some.dtype, w.cols);
-    some.data = memory;
-    DotTask part = task;
-    part.w = &some;
-    part.row_begin = 0;
-    for (int64_t o = task.row_begin; o < task.row_end; o += kRowsAtOnce) {
-        part.row_end = std::min(kRowsAtOnce, task.row_end - o);
-        for (int64_t r = 0; r < part.row_end; ++r) expand_to_int8(w, o + r, some, memory + r * some.row_bytes);
-        part.y = task.y + (o - task.row_begin);
-        Kernel(part);
+    Weight row = w;
+    row.dtype = int8_group(w.dtype) == 16 ? DType::int8_16 : DType::int8_32;
+    row.data = memory;
+    DotTask one = task;
+    one.w = &row;
+    one.row_begin = 0;
+    one.row_end = 1;
+    for (int64_t o = task.row_begin; o < task.row_end; ++o, ++one.y) {
+        expand_to_int8(w, o, row.dtype, memory);
+        dot_baseline(one);
     }
 }
 
-constexpr DotKernels kBaseline = {Isa::baseline, "baseline", quantize_baseline, dot<dot_baseline>};
+constexpr DotKernels kBaseline = {Isa::baseline, "baseline", quantize_baseline, dot_any_baseline};
 #if defined(__x86_64__)
-constexpr DotKernels kAvx2 = {Isa::avx2, "avx2", quantize_avx2, dot<dot_avx2>};
+constexpr DotKernels kAvx2 = {Isa::avx2, "avx2", quantize_avx2, dot_avx2};
 constexpr DotKernels kAvx512 = {Isa::avx512, "avx512", quantize_avx512, dot_avx512};
 #endif
 
@@ -92,9 +86,9 @@ bool has_dot(DType type) {
 }
 
 // Float rows: four rows expanded to f32. Block rows: a panel of sixteen rows, for each 32 columns 512 bytes of codes
-// and up to four vectors of sixteen scales. Behind that, rows of types that become others first.
+// and up to four vectors of sixteen scales. Behind that, a row that the baseline expands first.
 int64_t dot_scratch_bytes(const Weight& w) {
-    return kernel_scratch_bytes(w.cols) + kRowsAtOnce * row_bytes(DType::int8_16, Int8Row::padded(w.cols));
+    return kernel_scratch_bytes(w.cols) + row_bytes(DType::int8_16, Int8Row::padded(w.cols));
 }
 
 void expand_float_row(const Weight& w, int64_t row, int64_t padded, float* out) {

@@ -1,5 +1,5 @@
-// Weights of grids (IQ1, IQ2, IQ3) and of three values (TQ1_0, TQ2_0) as small integers with scales: what products on
-// the CPU and planes on a GPU are made of.
+// Weights of grids (IQ1, IQ2, IQ3) and of three values (TQ1_0, TQ2_0) as small integers with scales: what planes on a
+// GPU are made of, and products by the baseline on the CPU.
 #pragma once
 
 #include <cstdint>

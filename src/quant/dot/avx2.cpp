@@ -8,7 +8,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "quant/dot/scales.h"
+#include "quant/dot/grids_avx2.h"
 
 namespace riptide {
 
@@ -20,18 +20,6 @@ struct Span {
     SpanScales scales;
 };
 
-RT_INLINE __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-RT_INLINE __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-RT_INLINE __m256i all(int value) { return _mm256_set1_epi8(static_cast<char>(value)); }
-RT_INLINE uint32_t load_u32(const uint8_t* p) {
-    uint32_t value;
-    __builtin_memcpy(&value, p, 4);
-    return value;
-}
-/// (v >> shift) & mask in every byte.
-RT_INLINE __m256i field(__m256i v, int shift, int mask) {
-    return _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)), all(mask));
-}
 /// `to` where bit `bit` of a byte is set, else zero.
 RT_INLINE __m256i bit_to(__m256i v, int bit, int to) {
     const __m256i mask = all(1 << bit);
@@ -46,22 +34,16 @@ RT_INLINE __m256i look_up(const int8_t* values, int zero, __m256i codes) {
     const __m256i table = _mm256_add_epi8(_mm256_broadcastsi128_si256(load16(values)), all(zero));
     return _mm256_shuffle_epi8(table, codes);
 }
-/// 16 where bit i of the word is set, in byte i.
-RT_INLINE __m256i fifth_bits(uint32_t word) {
-    const __m256i which = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(word)), which);
-    const __m256i mask = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201ull));
-    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, mask), mask), all(16));
-}
-
 /// The codes of a group of a simple block at p (nvfp4: the sixteen bytes of the group).
 template <DType T>
 RT_INLINE __m256i group_codes(const uint8_t* p) {
     if constexpr (T == DType::q8_0) return load32(p + 2);
     else if constexpr (T == DType::q4_0) return nibbles(p + 2);
     else if constexpr (T == DType::q4_1) return nibbles(p + 4);
-    else if constexpr (T == DType::q5_0) return _mm256_or_si256(nibbles(p + 6), fifth_bits(load_u32(p + 2)));
-    else if constexpr (T == DType::q5_1) return _mm256_or_si256(nibbles(p + 8), fifth_bits(load_u32(p + 4)));
+    else if constexpr (T == DType::q5_0)
+        return _mm256_or_si256(nibbles(p + 6), _mm256_and_si256(bits_to_bytes(load_u32(p + 2)), all(16)));
+    else if constexpr (T == DType::q5_1)
+        return _mm256_or_si256(nibbles(p + 8), _mm256_and_si256(bits_to_bytes(load_u32(p + 4)), all(16)));
     else if constexpr (T == DType::iq4_nl) return look_up(kIQ4Values, 0, nibbles(p + 2));
     else if constexpr (T == DType::mxfp4) return look_up(kE2M1Doubled, 16, nibbles(p + 1));
     else {                             // nvfp4: eight bytes hold sixteen values, low nibbles first
@@ -84,7 +66,6 @@ RT_INLINE void superblock_codes(const uint8_t* p, __m256i* u) {
         if constexpr (T == DType::q3_k)
             u[g] = _mm256_or_si256(field(load32(p + 32 + g / 4 * 32), g % 4 * 2, 3), bit_to(load32(p), g, 4));
         if constexpr (T == DType::iq4_xs) u[g] = look_up(kIQ4Values, 0, nibbles(p + 8 + 16 * g));
-        if constexpr (T == DType::int8_16 || T == DType::int8_32) u[g] = load32(p + 32 * g);
     }
 }
 
@@ -103,8 +84,11 @@ RT_INLINE void k_scales(const uint8_t* p, SpanScales& out) {
 template <DType T>
 RT_INLINE void decode(const uint8_t* p, int64_t groups, Span& span) {
     if constexpr (T == DType::q4_k || T == DType::q5_k) k_scales(p, span.scales);
+    else if constexpr (kGrid<T>) grid_scales<T>(p, span.scales);
     else span_scales<T>(p, groups, span.scales);
-    if constexpr (kSpan<T>.bytes32 == 0) {
+    if constexpr (kGrid<T>) {
+        grid_codes<T>(p, span.u);
+    } else if constexpr (kSpan<T>.bytes32 == 0) {
         superblock_codes<T>(p, span.u);
     } else {
         RT_UNROLL
@@ -252,6 +236,7 @@ void dot_avx2(const DotTask& task) {
     case DType::T: \
         return dot_blocks<DType::T>(task);
         RT_SPAN_TYPES(X)
+        RT_GRID_TYPES(X)
 #undef X
         default:
             return dot_float_avx2(task);

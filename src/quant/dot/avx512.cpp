@@ -169,7 +169,7 @@ RT_INLINE void interleave(const PanelRows& rows, uint8_t* out, int64_t lane_stri
     __m512i turned[16];
     for (int k = 0; k < 4; ++k) {
         transpose(rows.u[k], turned);
-        if constexpr (kEights<T>) {
+        if constexpr (kGrid<T>) {
             RT_UNROLL
             for (int i = 0; i < 16; ++i)
                 _mm512_store_si512(out + i / 2 * lane_stride + (2 * k + i % 2) * 64, turned[i]);
@@ -211,9 +211,9 @@ void build_panel(const Weight& w, int64_t first, int64_t count, uint8_t* panel) 
     PanelRows rows;
     if (count < kPanel) __builtin_memset(&rows, 0, sizeof rows);
     for (int64_t b = 0; b < spans; ++b) {
-        for (int64_t r = 0; r < count; r += kEights<T> ? 2 : 1) {
+        for (int64_t r = 0; r < count; r += kGrid<T> ? 2 : 1) {
             const auto* p = static_cast<const uint8_t*>(w.row(first + r)) + b * span_bytes<T>();
-            if constexpr (kEights<T>) {
+            if constexpr (kGrid<T>) {
                 put_pair<T>(decode_pair<T>(p, r + 1 < count ? p + w.row_bytes : p), r, rows);
             } else {
                 const Decoded row = b < full ? decode<T>(p) : decode_tail<T>(p, tail);
@@ -367,7 +367,7 @@ void dot_panels(const DotTask& task) {
 template <DType T>
 void dot_blocks(const DotTask& task) {
     if (task.n > 2) dot_panels<T>(task);
-    else if constexpr (kEights<T>) dot_eights_avx512(task);
+    else if constexpr (kGrid<T>) dot_eights_avx512(task);
     else if (T == DType::q4_k && task.n == 1 && task.w->cols % 256 == 0) dot_q4k_avx512(task);
     else if (task.n == 1) dot_streams<T>(task);
     else dot_rows<T, 2>(task);
@@ -414,7 +414,7 @@ void dot_avx512(const DotTask& task) {
     case DType::T: \
         return dot_blocks<DType::T>(task);
         RT_SPAN_TYPES(X)
-        RT_EIGHTS_TYPES(X)
+        RT_GRID_TYPES(X)
 #undef X
         default:
             return dot_float_avx512(task);

@@ -187,6 +187,8 @@ void dot_baseline(const DotTask& task) {
     case DType::T: \
         return dot_block_rows<DType::T>(task);
         RT_SPAN_TYPES(X)
+        X(int8_16)
+        X(int8_32)
 #undef X
         default:
             return dot_float_rows(task);

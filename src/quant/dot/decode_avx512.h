@@ -198,12 +198,6 @@ RT_INLINE Decoded decode_superblock(const uint8_t* p) {
         } else {
             w.f[0] = q3_scales(p + 96, half_at(p + 108));
         }
-    } else if constexpr (T == DType::int8_16 || T == DType::int8_32) {
-        const auto* s = reinterpret_cast<const float*>(p + 256);
-        if constexpr (T == DType::int8_16) w.f[0] = split_halves(_mm512_loadu_ps(s));
-        else w.f[0] = _mm512_castps256_ps512(_mm256_loadu_ps(s));
-        RT_UNROLL
-        for (int k = 0; k < 4; ++k) w.u[k] = _mm512_xor_si512(_mm512_loadu_si512(p + 64 * k), bytes(0x80));
     } else {
         static_assert(T == DType::iq4_xs);
         nibble_blocks<false>(p + 8, 16, 0, w.u);

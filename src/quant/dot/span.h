@@ -121,23 +121,20 @@ constexpr int64_t span_bytes() {
     }
 }
 
-/// Applies X to the name of every block type that has kernels. (Blocks of grids are made int8_16 or int8_32 first.)
-#define RT_SPAN_TYPES(X)                                                                                     \
-    X(q4_0)                                                                                                  \
-    X(q4_1)                                                                                                  \
-    X(q5_0)                                                                                                  \
-    X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs) X(int8_16) \
-        X(int8_32)
-
-/// The types that dot/grids_avx512.h decodes.
-#define RT_EIGHTS_TYPES(X) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
+// clang-format off
+/// Applies X to the name of every block type whose codes lie in its blocks.
+#define RT_SPAN_TYPES(X) \
+    X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs)
+/// Those of grids and of three values. The baseline makes them int8_16 or int8_32 first.
+#define RT_GRID_TYPES(X) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
+// clang-format on
 
 template <DType T>
-inline constexpr bool kEights = false;
+inline constexpr bool kGrid = false;
 #define X(T)    \
     template <> \
-    inline constexpr bool kEights<DType::T> = true;
-RT_EIGHTS_TYPES(X)
+    inline constexpr bool kGrid<DType::T> = true;
+RT_GRID_TYPES(X)
 #undef X
 
 // The kernel entry points of each file.
@@ -148,7 +145,7 @@ void dot_baseline(const DotTask& task);
 void dot_avx2(const DotTask& task);
 void dot_avx512(const DotTask& task);
 void dot_q4k_avx512(const DotTask& task);     // one activation row, whole blocks
-void dot_eights_avx512(const DotTask& task);  // one or two activation rows, types of RT_EIGHTS_TYPES
+void dot_eights_avx512(const DotTask& task);  // one or two activation rows, types of RT_GRID_TYPES
 void dot_float_avx2(const DotTask& task);
 void dot_float_avx512(const DotTask& task);
 
