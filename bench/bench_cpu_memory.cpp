@@ -241,6 +241,8 @@ int main(int argc, char** argv) {
                "memory, all");
     for (const auto& [type, cols] :
          {std::pair{DType::q4_k, 2048}, std::pair{DType::q4_k, 512}, std::pair{DType::q6_k, 2048},
-          std::pair{DType::q6_k, 512}, std::pair{DType::f32, 2048}, std::pair{DType::bf16, 2048}})
+          std::pair{DType::q6_k, 512}, std::pair{DType::f32, 2048}, std::pair{DType::bf16, 2048},
+          std::pair{DType::iq1_s, 2048}, std::pair{DType::iq2_xs, 2048}, std::pair{DType::iq3_s, 2048},
+          std::pair{DType::tq1_0, 2048}})
         bench_dot(threads, memory, type, cols);
 }
