@@ -4,7 +4,8 @@ shared folder, and what a folder costs that is dead, slow, full or lies. usage: 
 
 Nothing leaves loopback. The law: moved, at most 1.25 times (bytes / the folder's speed, as measured here) + 50 ms; a folder
 of no use, at most 5 % more than without one; never a wrong word. What other programs take of the machine only adds, so the
-least of several times is compared; --long takes more, and prints medians. A folder is slow by a library that is put
+least of several times is compared; --long takes more, and moves conversations of 32,000 tokens as well, for which the law is
+about what moving adds: their attention alone takes longer. A folder is slow by a library that is put
 before it (open() in it takes 500 ms), which a C compiler makes; without one that is skipped.
 """
 import os
@@ -17,11 +18,11 @@ import time
 
 from fleet_faults_test import talk, turn
 from fleet_test import Replica
-from test_support import attempt, expect, scratch, servers, skipped, told
+from test_support import attempt, expect, riptide, scratch, servers, skipped, told
 
 LONG = "--long" in sys.argv[2:]
 FEW, MANY = (10, 30) if LONG else (2, 8)
-SENTENCES = 700
+SENTENCES, MANY_SENTENCES = 700, 1200  # of 10 tokens, and of 27 where a token is a letter or two
 SLOW = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -56,8 +57,8 @@ class Folder:
         self.path = secret / f"shared{len(list(secret.iterdir()))}"
         self.path.mkdir()
 
-    def server(self, **more):
-        return server("--shared-cache", f"dir:{self.path}", "--shared-cache-key", secret / "key", **more)
+    def server(self, *flags, **more):
+        return server("--shared-cache", f"dir:{self.path}", "--shared-cache-key", secret / "key", *flags, **more)
 
     def records(self):
         return set(self.path.rglob("*.rec"))
@@ -72,12 +73,23 @@ class Folder:
         return known
 
 
-def server(*flags, **more):
-    return Replica("--cache-ram", 256, *flags, ctx=8192, **more)
+def server(*flags, ctx=8192, **more):
+    return Replica("--cache-ram", ctx // 32, *flags, ctx=ctx, **more)
 
 
-def conversation(name):
-    return talk(name, SENTENCES)
+def conversation(name, sentences=SENTENCES):
+    return talk(name, sentences)
+
+
+def of_long_context(shape="laguna-tiny"):
+    """A model with seeded weights that says it was trained on 65,536 tokens."""
+    path, key = secret / "long.gguf", b".context_length"
+    subprocess.run([riptide, "synth", path, "--shape", shape, "--type", "q8_0", "--seed", "7"], check=True, stdout=subprocess.DEVNULL)
+    model = bytearray(path.read_bytes())
+    at = model.index(key) + len(key) + 4
+    model[at:at + 4] = (65536).to_bytes(4, "little")
+    path.write_bytes(model)
+    return path
 
 
 def first_token(one, messages):
@@ -97,13 +109,14 @@ def read_all(records):
     return min((once() for _ in range(3)), key=lambda pair: pair[1])
 
 
-def moves():
+def moves(few=FEW, many=MANY, sentences=SENTENCES, flags=(), beyond_home=False, **more):
+    """`beyond_home`: the law holds for what moving adds to the turn where the conversation was."""
     folder, took, over, alone, home, shares = Folder(), [], [], [], [], []
-    with servers(server(), folder.server(), folder.server()) as (plain, one, two):
+    with servers(server(*flags, **more), folder.server(*flags, **more), folder.server(*flags, **more)) as (plain, one, two):
         for each in (one, two):
             turn(each.ask, conversation("before"))  # until then it has not measured how fast it reads
-        while len(took) < FEW or (len(took) < MANY and min(over) > 0):
-            before, messages = folder.settled(), conversation(f"moved {len(took)}")
+        while len(took) < few or (len(took) < many and min(over) > 0):
+            before, messages = folder.settled(), conversation(f"moved {len(took)}", sentences)
             turn(one.ask, messages)
             size, reading = read_all(folder.settled() - before)
             seconds, words, cached, tokens = first_token(two, messages)
@@ -111,7 +124,7 @@ def moves():
             without = first_token(plain, messages)
             expect(words == without[1], "a moved conversation's words")
             took.append(seconds)
-            over.append(seconds - 1.25 * reading - 0.05)
+            over.append(seconds - 1.25 * reading - 0.05 - (home[-1] if beyond_home else 0))
             alone.append(without[0])
             shares.append(cached / tokens)
             rate = size / reading
@@ -184,6 +197,8 @@ def main():
     (secret / "key").write_text(os.urandom(32).hex() + "\n")
     parts = [moves, lambda: of_no_use("is gone", (folder := Folder()), folder.server(), dead),
              lambda: of_no_use("lies", (folder := Folder()), folder.server(), lies), full, slow]
+    if LONG:
+        parts.append(lambda: moves(5, 10, MANY_SENTENCES, (of_long_context(),), beyond_home=True, ctx=40960))
     attempt(*parts)
     return told("conversations that move")
 

@@ -1,5 +1,7 @@
 #include "cache/host_heap.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <iterator>
 
@@ -46,6 +48,7 @@ void HostHeap::keep_ready(int64_t ahead, int64_t most) {
 void HostHeap::make_behind(size_t ahead, int64_t most) {
     try {
         if (gpu_ != nullptr) use_on_this_thread(*gpu_);
+        else ::setpriority(PRIO_PROCESS, 0, 10);  // of this thread: nobody waits for it
         for (int64_t made = 0; made < most; ++made) {
             {
                 std::unique_lock lock(behind_.mutex);

@@ -5,15 +5,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 #include <utility>
 
 namespace riptide {
 
 namespace {
 
-constexpr uintptr_t kAtOnce = uintptr_t{256} << 10;  // little: others who map memory wait for a piece
-constexpr int kPopulateWrite = 23;                   // MADV_POPULATE_WRITE, which older headers lack
+/// Others who map or unmap memory wait for a piece, and then get the lock only if nobody takes it again at once.
+constexpr uintptr_t kAtOnce = uintptr_t{256} << 10;
+constexpr std::chrono::microseconds kRest{50};
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
 
 }  // namespace
 
@@ -25,6 +29,7 @@ void make_resident(std::span<std::byte> memory, const std::function<bool()>& sto
         const uintptr_t next = std::min<uintptr_t>(end, (at + kAtOnce) & ~(kAtOnce - 1));
         if (madvise(reinterpret_cast<void*>(at), next - at, kPopulateWrite) != 0) return;
         at = next;
+        std::this_thread::sleep_for(kRest);
     }
 }
 

@@ -81,7 +81,7 @@ TEST(host_heap, what_is_taken_of_the_regions_that_are_ready_is_made_up_for_until
     heap->keep_ready(2 * HostHeap::kRegionBytes, 4 * HostHeap::kRegionBytes);
     std::vector<HostBytes> blocks;
     for (const int64_t ready : {2, 2, 2, 1, 0, 0}) {
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(100);
         while (heap->ready() != ready * HostHeap::kRegionBytes && std::chrono::steady_clock::now() < end)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         ASSERT_EQ(heap->ready(), ready * HostHeap::kRegionBytes) << blocks.size() << " taken";
@@ -100,7 +100,7 @@ TEST(host_heap, regions_made_behind_are_resident_on_the_cpu) {
     if (test_gpu() != nullptr) GTEST_SKIP() << "a GPU's are pinned";
     const auto fresh = HostHeap::make(nullptr), ahead = HostHeap::make(nullptr);
     ahead->keep_ready(HostHeap::kRegionBytes, HostHeap::kRegionBytes);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(100);
     while (ahead->ready() == 0 && std::chrono::steady_clock::now() < end)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const HostBytes touched = ahead->take(HostHeap::kRegionBytes), untouched = fresh->take(HostHeap::kRegionBytes);

@@ -27,7 +27,8 @@ constexpr double kSpare = 0.2;
 /// on an H200's host 128 MiB take 50 to 67 ms, which 32 clients with prompts of 1,024 tokens waited for after every
 /// fourth answer. 4 + 4 GiB (the defaults) make 1 GiB.
 constexpr int64_t kPinnedShare = 8, kMostPinnedAhead = int64_t{2} << 30;
-/// Of K/V on the CPU what is made resident where state comes from a shared tier.
+/// On the CPU, where state comes from a shared tier, so much of K/V is made resident, and at most so much host memory
+/// for what is fetched: a conversation of the whole context.
 constexpr int64_t kMostResident = int64_t{1} << 30;
 constexpr double kMostSlowdown = 1e6;
 /// One more with every change of kernels, or of quantisers, that changes the bits of K/V.
@@ -327,7 +328,9 @@ void Machine::make_prefix_cache() {
     o.feed = options_.cache_feed.get();
     o.ready_most = options_.checkpoint_bytes + options_.host_cache_bytes;
     if (gpu_) o.ready_ahead = std::min(kMostPinnedAhead, o.ready_most / kPinnedShare);
-    else if (shared_) o.ready_ahead = std::min(HostHeap::kRegionBytes, o.ready_most);
+    else if (shared_)
+        o.ready_ahead = std::min(
+            {kMostResident, o.ready_most, context_ * cache_->bytes_per_token() + cache_->bytes_per_sequence()});
     if (!gpu_ && shared_) resident_.emplace(cache_->used_first(kMostResident));
     prefix_ = std::make_unique<PrefixCache>(*cache_, o, host_ ? &*host_ : nullptr, disk_.get());
 }
