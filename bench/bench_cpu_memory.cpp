@@ -1,11 +1,11 @@
 // What a CPU's memory gives, and what the dot product kernels take of it.
 //   reads  N threads read a share of 2 GiB each, as S streams side by side, with or without prefetch instructions
-//   dot    one activation row times rows of weights: from the L2 cache (one thread, all threads), and from memory,
-//   where
+//   dot    one activation row times rows of weights: from the L2 cache (one thread, all), and from memory, where
 //          every thread goes through its own share without meeting others
 //   wakeup an empty loop over all threads, right behind the last one and after 20 us
-//   types  block types from the L2 cache, one thread, one and eight activation rows, beside q4_k; in turn, several
-//   times bench_cpu_memory [--threads N] [--huge] | --types [avx2|baseline]
+//   types  block types from the L2 cache, one thread, one and eight activation rows, beside q4_k; in turn, thrice
+//
+// usage: bench_cpu_memory [--threads N] [--huge] | --types [avx2|baseline]
 #include <fmt/format.h>
 #include <sys/mman.h>
 

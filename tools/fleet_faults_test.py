@@ -268,15 +268,15 @@ def folder_that_fails():
             turn(one.ask, messages), turn(plain.ask, alone)
             expect(messages == alone, f"{what}: the first turn's words")
             if settled:
-                wait_for(written)
+                wait_for(quiet)
             said, cached, tokens = turn(two.ask, messages)
             expect(said == turn(plain.ask, alone)[0], f"{what}: the words of a moved conversation")
             shares.append(cached / tokens)
         return max(shares)
 
-    def written(quiet=0.4):
+    def quiet(seconds=0.4):
         before = shared.records()
-        time.sleep(quiet)
+        time.sleep(seconds)
         return before == shared.records()
     with servers(Replica(), shared.server(), shared.server()) as (plain, one, two):
         expect(wait_for(lambda: one.metric("riptide_shared_ready") == two.metric("riptide_shared_ready") == 1), "both share what they have")
@@ -312,7 +312,7 @@ def folder_that_fails():
             with contextlib.suppress(AssertionError):
                 messages = talk(f"again {time.monotonic()}", 60)
                 turn(one.ask, messages)
-                written()
+                quiet()
                 return turn(two.ask, messages)[1] > 0
         expect(wait_for(again), "a folder that is there again is used again")
 

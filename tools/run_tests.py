@@ -57,9 +57,10 @@ def run(piece: Piece, timeout: int) -> dict:
     reasons = [re.sub(r"/\S+", "FILE", reason.strip()) for reason in re.findall(r": Skipped\n(.*)", text)]
     result["skips"] = collections.Counter(reasons[: result["skipped"]])
     result["skips"].update(["for no stated reason"] * (result["skipped"] - len(reasons)))
-    if code != 0 and not result["failures"]:  # before gtest could say so
-        began = re.findall(r"^\[ RUN      \] (\S+)", text, re.M)
-        result["failures"] = [f"{piece.binary.name}, exit {code}" + (f", last begun: {began[-1]}" if began else "")]
+    began = re.findall(r"^\[ RUN      \] (\S+)", text, re.M)
+    ended = result["passed"] + len(result["failures"]) + result["skipped"]
+    if code != 0 and (len(began) > ended or not result["failures"]):  # before gtest could say so
+        result["failures"].append(f"{piece.binary.name}, exit {code}" + (f", last begun: {began[-1]}" if began else ""))
     if result["passed"] + len(result["failures"]) + result["skipped"] == 0:
         result["failures"] = [f"{piece.binary.name}: a process that ran no test"]
     result["failed"] = len(result["failures"])

@@ -30,7 +30,7 @@ inline constexpr int64_t kAttentionSplit = 256;
 ///   row      pieces merged in order of position: (m, s, acc) + (m', s', acc') rescaled to the larger maximum
 /// Error: f32 roundoff of these sums; exp within 2 ulp. K/V quantisation comes on top.
 /// Only slots of keys that some row sees are read: what else lies in the storage (NaN even) has no effect.
-/// Cost: n * H * keys * head_dim * 4 FLOPs; K/V is decoded once for up to 16 rows of a sequence and all heads of its
+/// Cost: n * H * keys * head_dim * 4 FLOPs; K/V is decoded once for up to 32 rows of a sequence and all heads of its
 /// group. Source: Vaswani et al. 2017; Dao et al. 2022 (online softmax); transformers, LagunaAttention.
 Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale);
 

@@ -53,7 +53,7 @@ struct FitBlock {
     /// A weight below this share of the block's largest counts as this share: sums of floats stay good to three digits,
     /// and a column that no text used is still worth something.
     static constexpr float kLeastWeight = 0x1p-13f;
-    /// More than any block type can hold; squares of larger ones would leave the range of float.
+    /// More than any block type but MXFP4 can hold; squares of larger ones would leave the range of float.
     static constexpr float kLargest = 1e9f;
 
     float x[n], w[n];

@@ -35,7 +35,8 @@ bool quant_mix_more_bits(int64_t layer, int64_t layers);
 ///   everything else                                the type that names the mix
 /// made to fit its rows as quant_mix_fit does.
 /// Throws Error (usage) naming the known mixes for an unknown one. Source: the rules of llama.cpp's quantize tool, as
-/// found in the published Q4_K_M files of Laguna; below four bits those for models with grouped queries.
+/// found in the published Q4_K_M files of Laguna; below four bits those for models with grouped queries; iq2_xs to
+/// tq1_0 are our own, by analogy with iq2_s, and share with its files no more than the type that names them.
 DType quant_mix_type(std::string_view mix, std::string_view name, std::span<const int64_t> shape, int64_t layer,
                      int64_t layers, bool tied_head = false);
 

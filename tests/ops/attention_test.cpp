@@ -131,8 +131,8 @@ TEST(attention, tree_rows_equal_chains) {
             WorldSequence s = world.sequence();
             world.fill(s, prefix, 100);
             std::vector<FedToken> tree;
-            const int32_t nodes = static_cast<int32_t>(1 + rng() % 30);
-            for (int32_t i = 0; i < nodes; ++i)  // deep and wide ones, several roots
+            const int32_t nodes = static_cast<int32_t>(1 + rng() % 80);  // some of three tiles
+            for (int32_t i = 0; i < nodes; ++i)                          // deep and wide ones, several roots
                 tree.push_back({rng() % 1000003, rng() % 3 == 0
                                                      ? i - 1
                                                      : static_cast<int32_t>(rng() % static_cast<uint64_t>(i + 1)) - 1});
@@ -216,7 +216,7 @@ TEST(attention, sees_exactly_the_committed_window_the_ancestors_and_itself) {
 }
 
 TEST(attention, a_long_context_cut_over_threads_equals_one_thread) {
-    // Two tiles of 72 heads: too few for six threads, so pieces run apart, and five fill the buffer: two rounds.
+    // Two tiles of 72 heads: too few for six threads, so pieces run apart, and two fill the buffer: five rounds.
     const WorldShape shape{
         .heads = fewer(72, 18), .kv_heads = fewer(8, 2), .head_dim = 64, .page_rows = 64, .capacity = 40};
     for (const Family family : test_families()) {
@@ -226,8 +226,8 @@ TEST(attention, a_long_context_cut_over_threads_equals_one_thread) {
         std::vector<uint64_t> ids = token_ids(fewer(2400, 540), 50);
         a.fill(s, ids, 800);
         b.fill(t, ids, 800);
-        ids = token_ids(fewer(32, 12), 51);
-        expect_same_rows(a.feed(s, ids, 32), b.feed(t, ids, 1), "cut");
+        ids = token_ids(fewer(64, 12), 51);
+        expect_same_rows(a.feed(s, ids, 64), b.feed(t, ids, 1), "cut");
     }
 }
 

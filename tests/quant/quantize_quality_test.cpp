@@ -263,10 +263,12 @@ TEST(QuantizeQuality, more_bits_less_error) {
 TEST(QuantizeQuality, importance_lowers_the_error_that_counts) {
     constexpr size_t kRow = 1024, kRows = 32;
     const std::vector<float> row = log_normal(kRow, 9);  // by column, as files have it
+    int heeding = 0;
     for (const bool heavy : {false, true})
         for (int t = 0; t < static_cast<int>(DType::count); ++t) {
             const auto type = static_cast<DType>(t);
             if (!heeds_importance(type)) continue;
+            ++heeding;
             const std::vector<float> x = heavy ? heavy_tailed(kRow * kRows, 10) : test::gaussian(kRow * kRows, 11);
             for (size_t r = 0; r < kRows; ++r) {
                 const std::span values(x.data() + kRow * r, kRow);
@@ -274,6 +276,7 @@ TEST(QuantizeQuality, importance_lowers_the_error_that_counts) {
                 EXPECT_LE(a, b) << dtype_name(type) << " row " << r;
             }
         }
+    EXPECT_EQ(heeding, 2 * 21);
 }
 
 TEST(QuantizeQuality, any_importance_gives_finite_values) {

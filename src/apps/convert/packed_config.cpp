@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <regex>
 #include <vector>
 
 #include "base/error.h"
@@ -67,11 +66,13 @@ std::set<std::string> ignored_modules(const std::set<std::string>& packed, const
     return out;
 }
 
-/// `text` without members "quantization_config": null, which say that nothing is quantised.
+/// `text` unless it has "quantization_config": null, which says that nothing is quantised; then, written anew without.
 std::string without_null(const std::string& text) {
-    static const std::regex member(
-        R"re("quantization_config"\s*:\s*null\s*,\s*|,\s*"quantization_config"\s*:\s*null)re");
-    return std::regex_replace(text, member, "");
+    json::object members = parse_json(text, "config.json").as_object();
+    const json::value* found = members.if_contains("quantization_config");
+    if (found == nullptr || !found->is_null()) return text;
+    members.stable_erase("quantization_config");
+    return json::serialize(members);
 }
 
 }  // namespace

@@ -2,18 +2,16 @@
 
 #include <string_view>
 
+#include "quant/dot.h"
+
 namespace riptide::ops {
 
 const AttentionKernels* attention_kernels(const char* name) {
     const std::string_view wanted = name;
     if (wanted == "base") return &kAttentionBase;
 #if defined(__x86_64__)
-    if (wanted == "avx2" && __builtin_cpu_supports("avx2") &&
-        __builtin_cpu_supports("fma"))  // and with them F16C, which clang 14 cannot ask for
-        return &kAttentionAvx2;
-    if (wanted == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-        return &kAttentionAvx512;
+    if (wanted == "avx2" && isa_available(Isa::avx2)) return &kAttentionAvx2;
+    if (wanted == "avx512" && isa_available(Isa::avx512)) return &kAttentionAvx512;
 #endif
     return nullptr;
 }

@@ -1,4 +1,4 @@
-// Decoding of 256 weights in AVX-512 registers. Included by dot_*avx512.cpp only.
+// Decoding of 256 weights in AVX-512 registers. Included by dot/*avx512.cpp only.
 #pragma once
 
 #include <immintrin.h>

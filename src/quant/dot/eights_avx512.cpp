@@ -2,8 +2,8 @@
 //
 // 50 to 110 bytes and 512 operations for 256 weights. Floor: 32 entries of a grid at two loads a cycle are 16 cycles
 // (64 of IQ3: 32), three values about 10. Reached on a Xeon at 3.75 GHz, one thread, L2 cache, ns for 256 weights of
-// one row times one: IQ1 7.3 to 8.5, IQ2 8.7 to 9.5, IQ3 12 to 13, TQ1_0 7.1, TQ2_0 3.4; 6.5 to 9 GB/s, TQ2_0 19
-// (q4_k: 4.4 ns, 33 GB/s; 2026-11-30, two cores shared with other work). Gathers limit it: eight entries take 4.9
+// one row times one: IQ1 7.1 to 8.5, IQ2 8.6 to 9.5, IQ3 12 to 13, TQ1_0 7, TQ2_0 3.4, where q4_k takes 4.2 to 4.4
+// (2026-11-30: docs/results/cpu.md). Gathers limit it: eight entries take 4.9
 // cycles (sixteen of IQ3 8.7) in which little else issues; without them IQ2 would be 7.4 ns, where the two ports of 512
 // bits are full. Tried: entries by masked broadcasts (IQ2_XXS 10 ns; codes that go through memory first, 17 to 33),
 // half of them so (9.5), masks of signs stored and loaded (14) or by shuffles and tests (5 % slower), gathers by 32-bit
@@ -94,9 +94,9 @@ void dot_rows(const DotTask& task) {
             for (int i = 0; i < N; ++i) lanes[i] = add_spans<T>(two, a + 4 * (N * b + i), x[i], b, at, lanes[i]);
         }
         for (int i = 0; i < N; ++i) {
-            float* y = task.y + i * task.y_stride - task.row_begin;
-            y[r0] = add_lanes(low(lanes[i])) * w.scale;
-            if (r1 != r0) y[r1] = add_lanes(high(lanes[i])) * w.scale;
+            float* y = task.y + i * task.y_stride;
+            y[r0 - task.row_begin] = add_lanes(low(lanes[i])) * w.scale;
+            if (r1 != r0) y[r1 - task.row_begin] = add_lanes(high(lanes[i])) * w.scale;
         }
     }
 }

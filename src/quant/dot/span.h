@@ -43,7 +43,7 @@ template <>
 inline constexpr SpanTraits kSpan<DType::mxfp4> = {17, 1, false, 16};
 template <>
 inline constexpr SpanTraits kSpan<DType::nvfp4> = {18, 2, false, 16};
-// Superblocks of 256 values: bytes32 is 1/8 of the block, rounded; use span_bytes().
+// Superblocks of 256 values: span_bytes() has their bytes.
 template <>
 inline constexpr SpanTraits kSpan<DType::q2_k> = {0, 2, true, 0};
 template <>
@@ -125,7 +125,7 @@ constexpr int64_t span_bytes() {
 /// Applies X to the name of every block type whose codes lie in its blocks.
 #define RT_SPAN_TYPES(X) \
     X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4) X(nvfp4) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_xs)
-/// Those of grids and of three values. The baseline makes them int8_16 or int8_32 first.
+/// Those of grids and of three values, whose codes are made in eights. The baseline makes them int8_16 or int8_32 first.
 #define RT_GRID_TYPES(X) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
 // clang-format on
 
