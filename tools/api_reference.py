@@ -136,7 +136,7 @@ class Reference:
         body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
         if body:
             names = [each["$ref"].removeprefix(SCHEMAS) for each in body.get("anyOf", [body])]
-            out += ["Body: " + " or ".join(f"[{name}](#{name.lower()})" for name in names), ""]
+            out += ["Body: " + " or ".join(f"[{name}](#{name.lower()})" if self.has_section(name) else name for name in names), ""]
         for status, reply in about["responses"].items():
             reply = self.resolved(reply)
             parts = []

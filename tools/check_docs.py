@@ -14,10 +14,27 @@ LINE = 160
 PRIVATE = re.compile(r"\bguess(?:es|ed|ing)?\b|\banswers of a given form\b|\brow-exact|\bsteps ahead of the host\b", re.I)
 HISTORY = {"CHANGELOG.md"}  # says what names were then
 CODE = re.compile(r"`([^`\n]+)`")
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 FILE = re.compile(r"^[\w./-]+\.(?:h|cpp|cu|cuh|inl|py|sh|md|svg)$")
 # Files that programs make, and those that recipes tell to add (x).
 ELSEWHERE = re.compile(r"^(?:build/|/|~|\.\./)|^main\.py$|(?:^|/)x(?:_test|_ref)?\.\w+$")
+
+
+def unfenced(page: pathlib.Path) -> list[tuple[int, str]]:
+    """Its lines, numbered, without code."""
+    lines, fenced = [], False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced:
+            lines.append((number, line))
+    return lines
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """What GitHub calls its headings."""
+    titles = [line.lstrip("#").strip().lower() for _, line in unfenced(page) if re.match(r"#+ ", line)]
+    names = [re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)).replace(" ", "-") for title in titles]
+    return {name if names[:i].count(name) == 0 else f"{name}-{names[:i].count(name)}" for i, name in enumerate(names)}
 
 
 def check(root: pathlib.Path) -> list[str]:
@@ -31,19 +48,20 @@ def check(root: pathlib.Path) -> list[str]:
         size = len(text.split()) if kind == "words" else text.count("\n")
         if most and size > most:
             problems.append(f"{where}: {size} {kind}, at most {most}")
-        fenced = False
-        for number, line in enumerate(text.splitlines(), 1):
-            fenced ^= line.lstrip().startswith("```")
-            if fenced:
-                continue
+        for number, line in unfenced(page):
             if len(line) > LINE and not line.startswith("|"):
                 problems.append(f"{where}:{number}: {len(line)} characters, at most {LINE}")
             private = PRIVATE.search(CODE.sub("", line))
             if private and where.name not in HISTORY:
                 problems.append(f"{where}:{number}: '{private.group(0)}': the field has a word for it (DESIGN.md, Words)")
-            for target in LINK.findall(line):
-                if "://" not in target and not (page.parent / target).exists():
+            for target, anchor in LINK.findall(line):
+                to = page.parent / target if target else page
+                if "://" in target:
+                    continue
+                if not to.exists():
                     problems.append(f"{where}:{number}: link to {target}, which is not there")
+                elif anchor and to.suffix == ".md" and anchor not in anchors(to):
+                    problems.append(f"{where}:{number}: link to {target}#{anchor}: the page has no such heading")
             for name in CODE.findall(line):
                 if not FILE.match(name) or ELSEWHERE.search(name) or where.name in HISTORY:
                     continue
@@ -59,10 +77,10 @@ def self_test() -> None:
         root = pathlib.Path(folder)
         (root / "docs").mkdir()
         planted = {"README.md": "\n" * 121, "docs/a.md": "`ops/gone.cu`\n", "docs/b.md": "x" * 161 + "\n", "docs/c.md": "it guesses\n",
-                   "docs/d.md": "[text](gone.md)\n", "DESIGN.md": "word " * 2501}
+                   "docs/d.md": "[text](gone.md)\n", "docs/e.md": "# A & b\n[text](#a--c)\n", "DESIGN.md": "word " * 2501}
         for name, text in planted.items():
             (root / name).write_text(text)
-        (root / "docs/good.md").write_text("[a](a.md) `docs/a.md` `a_guess`\n```sh\n" + "x" * 200 + "\n```\n")
+        (root / "docs/good.md").write_text("# A & b\n[a](a.md) [b](#a--b) `docs/a.md` `a_guess`\n```sh\n" + "x" * 200 + "\n```\n")
         problems = check(root)
         assert not any("good.md" in problem for problem in problems), problems
         for name in planted:
