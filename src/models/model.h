@@ -114,7 +114,7 @@ struct ModelOptions {
     PrefillKind prefill = PrefillKind::bf16;
     /// K, or V, is stored as FP8: only then a checkpoint's scales for it count (models/kv_scales.h).
     bool fp8_k = false, fp8_v = false;
-    /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (DESIGN.md, "YaRN"), else this
+    /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (docs/formats.md, YaRN), else this
     /// value.
     double yarn_attention_factor = -1.0;
     /// Where the weights go; null: they stay in the checkpoint's mapping.

@@ -75,6 +75,8 @@ void add_imatrix(Command& app, Action& action) {
     Command* cmd = app.add_subcommand("imatrix", "Which columns of a model count: an importance matrix for quantize");
     auto options = std::make_shared<ImatrixFlags>();
     add_model_flags(*cmd, options->model);
+    for (const char* flag : {"--device", "--gpu", "--memory-budget", "--portable", "--prefill"})
+        cmd->get_option(flag)->group("");  // it runs on the CPU
     cmd->add_option("-f,--text", options->text, "Text file that is like what the model will read and write")
         ->required();
     cmd->add_option("-o,--output", options->out, "GGUF file to write, as llama.cpp's programs have it")->required();

@@ -301,7 +301,7 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
 
 void add_engine_flags(Command& cmd, ServerFlags& o) {
     cmd.add_option("--max-running", o.engine.max_running, "Answers made at a time; 0: 8 on the CPU, 32 on a GPU")
-        ->check(Range(0, 1024))
+        ->check(Range(0, 256))
         ->capture_default_str();
     cmd.add_option("--max-queue", o.engine.max_queue, "Answers that may wait; more get status 429")
         ->check(Range(1, 1 << 20))
@@ -316,10 +316,13 @@ void add_engine_flags(Command& cmd, ServerFlags& o) {
            "the more answers wait for each that is made")
         ->check(Range(0.0, 1e6))
         ->capture_default_str();
-    cmd.add_option("--kv-tokens", o.engine.kv_tokens, "K/V of all answers and of the cache, in tokens; 0: what fits")
+    cmd.add_option("--kv-tokens", o.engine.kv_tokens,
+                   "K/V of all answers and of the cache, in tokens; 0: what fits on a GPU; on the CPU what 4 GiB hold, "
+                   "one to four contexts")
         ->check(Sign::non_negative)
         ->capture_default_str();
-    cmd.add_option("--cache-ram", o.cache_ram_mib, "Prefix cache in main memory, MiB; 0: none")
+    cmd.add_option("--cache-ram", o.cache_ram_mib,
+                   "Prefix cache in main memory, MiB, beside 4 GiB for checkpoints; 0: none")
         ->check(Range(int64_t{0}, int64_t{1} << 32))
         ->capture_default_str();
     cmd.add_option("--cache-dir", o.engine.disk_cache, "Prefix cache on disk, in this folder");

@@ -57,8 +57,13 @@ Flag* Flag::suggest(std::initializer_list<const char*> words) {
 }
 
 Flag* Flag::check(Sign sign) {
-    if (sign == Sign::positive) option_->check(CLI::PositiveNumber);
-    else option_->check(CLI::NonNegativeNumber);
+    const bool positive = sign == Sign::positive;
+    const auto problem = [positive](const std::string& text) {
+        double value = 0;
+        if (CLI::detail::lexical_cast(text, value) && (positive ? value > 0 : value >= 0)) return std::string();
+        return fmt::format("{}: expected a number {}", text, positive ? "over 0" : "from 0 on");
+    };
+    option_->check(CLI::Validator(problem, positive ? "POSITIVE" : "NONNEGATIVE"));
     return this;
 }
 

@@ -84,7 +84,7 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
         ->check(IsMember({"bf16", "fp8"}))
         ->capture_default_str();
     cmd.add_option("--yarn-attention-factor", flags.yarn_attention_factor,
-                   "YaRN magnitude instead of the checkpoint's rule (see DESIGN.md)");
+                   "YaRN magnitude instead of the checkpoint's rule (see docs/formats.md)");
 }
 
 void add_tokenizer_flag(Command& cmd, ModelFlags& flags) {
