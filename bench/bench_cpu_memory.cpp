@@ -3,7 +3,7 @@
 //   dot    one activation row times rows of weights: from the L2 cache (one thread, all), and from memory, where
 //          every thread goes through its own share without meeting others
 //   wakeup an empty loop over all threads, right behind the last one and after 20 us
-//   types  block types from the L2 cache, one thread, one and eight activation rows, beside q4_k; in turn, thrice
+//   types  block types from the L2 cache, one thread, one and eight activation rows, beside q4_k; many times in turn
 //
 // usage: bench_cpu_memory [--threads N] [--huge] | --types [avx2|baseline]
 #include <fmt/format.h>

@@ -3,6 +3,7 @@
 
 usage: check_docs.py [ROOT]        check_docs.py --self-test
 """
+import functools
 import pathlib
 import re
 import sys
@@ -30,6 +31,7 @@ def unfenced(page: pathlib.Path) -> list[tuple[int, str]]:
     return lines
 
 
+@functools.cache
 def anchors(page: pathlib.Path) -> set[str]:
     """What GitHub calls its headings."""
     titles = [line.lstrip("#").strip().lower() for _, line in unfenced(page) if re.match(r"#+ ", line)]

@@ -81,10 +81,10 @@ def conversation(name, sentences=SENTENCES):
     return talk(name, sentences)
 
 
-def of_long_context(shape="laguna-tiny"):
+def of_long_context():
     """A model with seeded weights that says it was trained on 65,536 tokens."""
     path, key = secret / "long.gguf", b".context_length"
-    subprocess.run([riptide, "synth", path, "--shape", shape, "--type", "q8_0", "--seed", "7"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([riptide, "synth", path, "--shape", "laguna-tiny", "--type", "q8_0", "--seed", "7"], check=True, stdout=subprocess.DEVNULL)
     model = bytearray(path.read_bytes())
     at = model.index(key) + len(key) + 4
     model[at:at + 4] = (65536).to_bytes(4, "little")

@@ -276,7 +276,6 @@ Affine fit_affine(const float* x, const float* w) {
 }
 
 // ---- super-blocks
-// --------------------------------------------------------------------------------------------------------
 
 /// x = d unit f(s[g]) q: groups of Grid::kValues, which know how to fit a step, the sums at one, and f.
 template <class Grid>

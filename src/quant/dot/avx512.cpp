@@ -7,20 +7,13 @@
 // panel of sixteen weight rows is decoded once and interleaved so that each 32-bit lane belongs to one weight row. No
 // sum then crosses lanes: a group of 32 costs eight vpdpbusd and four float operations for sixteen products, twelve
 // vector operations for 1024. 64 rows: 285 (q4_k) and 250 (q6_k) GOP/s on that core. Building the panel costs as much
-// as five activation rows. Measured 2026-11-21, two cores shared with other work. One or two
-// rows of grid types: dot/eights_avx512.cpp.
+// as five activation rows. Measured 2026-11-21, two cores shared with other work.
+// One or two rows of grid types: dot/eights_avx512.cpp.
 //
 // Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
 #include "quant/dot/span.h"
 
 #if defined(__x86_64__)
-// GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
 #include "quant/dot/decode_avx512.h"
 #include "quant/dot/grids_avx512.h"
 

@@ -5,12 +5,7 @@
 #include "quant/dot/span.h"
 
 #if defined(__x86_64__)
-// GCC 12 takes the deliberately undefined operand inside its own intrinsics for a mistake.
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
+#include "quant/dot/intrinsics_avx512.h"
 
 namespace riptide {
 

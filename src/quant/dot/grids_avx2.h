@@ -2,28 +2,14 @@
 // dot/avx2.cpp only. Entries of grids come by scalar loads: gathers are no faster on most CPUs without AVX-512.
 #pragma once
 
-#include <immintrin.h>
-
+#include "quant/dot/loads.h"
 #include "quant/dot/scales.h"
 #include "quant/iq_grids.h"
 
 namespace riptide {
 namespace {
 
-RT_INLINE __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-RT_INLINE __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-RT_INLINE __m128i load8(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 RT_INLINE __m256i all(int value) { return _mm256_set1_epi8(static_cast<char>(value)); }
-RT_INLINE uint32_t load_u16(const uint8_t* p) {
-    uint16_t value;
-    __builtin_memcpy(&value, p, 2);
-    return value;
-}
-RT_INLINE uint32_t load_u32(const uint8_t* p) {
-    uint32_t value;
-    __builtin_memcpy(&value, p, 4);
-    return value;
-}
 /// (v >> shift) & mask in every byte.
 RT_INLINE __m256i field(__m256i v, int shift, int mask) {
     return _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)), all(mask));

@@ -2,8 +2,6 @@
 // at a time. Included by dot/*avx512.cpp only.
 #pragma once
 
-#include <immintrin.h>
-
 #include "quant/dot/decode_avx512.h"
 #include "quant/iq_grids.h"
 
@@ -32,7 +30,6 @@ RT_INLINE __m512i quads(int64_t first, int64_t step) {
 RT_INLINE __m512i two_quads(int64_t first, int64_t step) {
     return _mm512_broadcast_i32x4(_mm_set_epi64x(first + step, first));
 }
-RT_INLINE __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 RT_INLINE __m512i both32(const uint8_t* p0, const uint8_t* p1) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load32(p0)), load32(p1), 1);
 }
@@ -41,11 +38,6 @@ RT_INLINE __m256i both16(const uint8_t* p0, const uint8_t* p1) {
 }
 RT_INLINE __m128i both8(const uint8_t* p0, const uint8_t* p1) {
     return _mm_set_epi64x(static_cast<int64_t>(load_u64(p1)), static_cast<int64_t>(load_u64(p0)));
-}
-RT_INLINE uint32_t load_u16(const uint8_t* p) {
-    uint16_t value;
-    __builtin_memcpy(&value, p, 2);
-    return value;
 }
 
 /// Entries of a grid of eights. Quadword g of `codes` holds the four codes of group g in its words.

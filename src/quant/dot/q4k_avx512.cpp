@@ -12,12 +12,6 @@
 #include "quant/dot/span.h"
 
 #if defined(__x86_64__)
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
 #include "quant/dot/decode_avx512.h"
 
 namespace riptide {
