@@ -84,14 +84,12 @@ void product_experts(benchmark::State& state, bool first) {
         for (int64_t e = 0; e < kExperts; ++e)
             to_bf16(*d.gpu, w, nullptr, 0, static_cast<uint16_t*>(b) + e * n * k, k, nullptr);
     }
-    void* y = d.arena.allocate(4 * slots * n);
+    void* y = d.arena.allocate(2 * slots * n);
     GemmProblem problem{a, b,       static_cast<int>(slots), static_cast<int>(n), static_cast<int>(k), sorted.plan,
                         0, kExperts};
-    OutF32 out;
-    out.add(static_cast<float*>(y), 0, static_cast<int>(n), n);
     measure(state, d, [&] {
         if (first) gemm(*d.gpu, problem, OutSwiglu{static_cast<uint16_t*>(y), static_cast<int>(kWidth), kWidth});
-        else gemm(*d.gpu, problem, out);
+        else gemm(*d.gpu, problem, OutBf16{static_cast<uint16_t*>(y), n});
     });
     rate(state, "TFLOP/s", 2.0 * static_cast<double>(slots * n * k));
 }
@@ -134,7 +132,8 @@ void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
     if (!can_decode(*d.gpu, one[0], stride(one))) return state.SkipWithError("not on this device");
     DecodingProblem job;
     GemmProblem& p = job.gemm;
-    p.plan = sort_routing(d.ctx, random_routing(d, rows), kExperts, true).plan;
+    const SortedRouting sorted = sort_routing(d.ctx, random_routing(d, rows), kExperts, true);
+    p.plan = sorted.plan;
     p.rows = static_cast<int>(slots), p.n = static_cast<int>(n), p.k = static_cast<int>(k);
     p.expert_end = kExperts + 1;
     void* a = d.arena.allocate(2 * slots * k);
@@ -147,7 +146,8 @@ void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
     }
     job.first[0] = &one[0], job.stride[0] = stride(one), job.shared[0] = &shared;
     if (first) job.first[1] = &l.experts.up[0], job.stride[1] = stride(l.experts.up), job.shared[1] = &l.up;
-    void* y = d.arena.allocate(4 * slots * (first ? kWidth / 2 : kHidden));
+    if (first) job.source_of = sorted.source_of;
+    void* y = d.arena.allocate(2 * slots * (first ? kWidth : kHidden));
     auto* b = static_cast<uint16_t*>(decoded ? nullptr : d.arena.allocate(2 * (kExperts + 1) * n * k));
     const auto expand_one = [&](const Weight& w, int which_row, int64_t at, int experts, int64_t bytes) {
         Expansion e;
@@ -157,13 +157,12 @@ void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
         if (experts > 1) e.row_first = p.plan.row_first;
         expand(*d.gpu, e);
     };
-    OutF32 out;
-    out.add(static_cast<float*>(y), 0, static_cast<int>(n), n);
+    const OutBf16 out16{static_cast<uint16_t*>(y), n};
     const OutSwiglu act{static_cast<uint16_t*>(y), static_cast<int>(kWidth), kWidth};
     measure(state, d, [&] {
         if (decoded) {
             if (first) gemm_decoding(*d.gpu, job, act);
-            else gemm_decoding(*d.gpu, job, out);
+            else gemm_decoding(*d.gpu, job, out16);
             return;
         }
         for (int i = 0; i < (first ? 2 : 1); ++i) {
@@ -172,7 +171,7 @@ void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
         }
         p.b = b;
         if (first) gemm(*d.gpu, p, act);
-        else gemm(*d.gpu, p, out);
+        else gemm(*d.gpu, p, out16);
     });
     rate(state, "TFLOP/s", 2.0 * static_cast<double>(slots * n * k));
     const double each = which == Product::down_q6_k ? 0.8203125 : 0.5625;

@@ -24,16 +24,17 @@ namespace riptide::testing {
 struct OperandRounding {
     double activations = 0, weights = 0;  // of matrix products
     double attention = 0;                 // queries, keys, weights and values
+    double results = 0;                   // of experts, before they are added up
 
     double product() const { return activations * activations + weights * weights; }
 
     /// Only f32.
     static OperandRounding none() { return {}; }
     /// A GPU's prefill family. bf16 has eight digits: a relative error of at most 2^-8, and uniform. Weights that are
-    /// not bf16 in the file are rounded too. K/V in f32 are multiplied as f16.
+    /// not bf16 in the file are rounded too, as are the results of experts. K/V in f32 are multiplied as f16.
     static OperandRounding prefill(bool weights_are_bf16) {
         const double bf16 = 0x1p-8 / std::sqrt(3.0);
-        return {bf16, weights_are_bf16 ? 0 : bf16, 0x1p-11 / std::sqrt(3.0)};
+        return {bf16, weights_are_bf16 ? 0 : bf16, 0x1p-11 / std::sqrt(3.0), bf16};
     }
     /// Activations in int8, 32 with one scale: steps of amax / 127, uniform errors, and amax at most the norm of
     /// the 32.
@@ -41,7 +42,7 @@ struct OperandRounding {
     /// Of two passes that round independently.
     friend OperandRounding operator+(const OperandRounding& a, const OperandRounding& b) {
         return {std::hypot(a.activations, b.activations), std::hypot(a.weights, b.weights),
-                std::hypot(a.attention, b.attention)};
+                std::hypot(a.attention, b.attention), std::hypot(a.results, b.results)};
     }
 };
 
@@ -62,7 +63,8 @@ struct Variance {
             sum += kSquare * (D + D + d + keys + H * d);  // norm, q k v, scores, values, o_proj
             sum += 2 * rounding.product() + 4 * rounding.attention * rounding.attention;
             router.push_back(sum + kSquare * D);
-            sum += kSquare * (D + D + F) + 2 * rounding.product();  // norm, gate and up, down (or experts: fewer)
+            // Norm, gate and up, down (or experts: fewer products).
+            sum += kSquare * (D + D + F) + 2 * rounding.product() + rounding.results * rounding.results;
             through.push_back(sum);
         }
         head = sum + kSquare * (D + D) + rounding.product();

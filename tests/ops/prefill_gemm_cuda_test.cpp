@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
+#include <random>
 
 #include "ops/cuda/backend.h"
+#include "ops/cuda/linear/gemm/dequantize_bf16.cuh"
 #include "ops/cuda/linear/gemm/gemm.h"
 #include "ops/cuda/moe/moe_prefill.h"
 #include "ops/norm.h"
@@ -174,13 +177,27 @@ struct Stack {
     std::vector<Weight> placed;
     Weight shared;
 
-    Stack(OpContext& op, DType type, int64_t rows, int64_t cols, int64_t experts, bool with_shared, uint64_t seed) {
-        for (int64_t e = 0; e <= experts; ++e)
+    /// odd: rows of every second expert whose offsets are not exact (exact_offset), some of them.
+    Stack(OpContext& op, DType type, int64_t rows, int64_t cols, int64_t experts, bool with_shared, uint64_t seed,
+          bool odd) {
+        for (int64_t e = 0; e <= experts; ++e) {
             owned.emplace_back(WeightKind{type}, rows, cols, seed + static_cast<uint64_t>(e));
+            if (odd && type != DType::q6_k && e % 2 == 1) make_offsets_odd(owned.back().w);
+        }
         std::vector<Weight> host;
         for (int64_t e = 0; e < experts; ++e) host.push_back(owned[static_cast<size_t>(e)].w);
         placed = op.experts(host);
         if (with_shared) shared = op.weight(owned.back().w);
+    }
+    /// Blocks of Q4_K and Q5_K begin with d and dmin in binary16: a dmin of a far smaller unit than d's.
+    static void make_offsets_odd(const Weight& w) {
+        const int64_t blocks = w.cols / 256, bytes = w.row_bytes / blocks;
+        auto* const all = static_cast<std::byte*>(const_cast<void*>(w.data));
+        for (int64_t i = 0; i < w.rows * blocks; i += 37) {
+            const uint16_t d_dmin[] = {f32_to_f16(0.0121f), f32_to_f16(0.000731f)};
+            ASSERT_FALSE(exact_offset(d_dmin[0], d_dmin[1]));
+            std::memcpy(all + i * bytes, d_dmin, sizeof d_dmin);
+        }
     }
     int64_t stride() const {
         return placed.size() < 2 ? 0
@@ -203,22 +220,24 @@ struct Stack {
 };
 
 /// gemm_decoding against expand and gemm, bit by bit. counts: slots of each expert, of the shared one last if there.
+/// odd: see Stack.
 void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts, bool with_shared, int64_t rows,
-                                      int64_t k) {
+                                      int64_t k, bool odd = false) {
     SCOPED_TRACE(std::string(dtype_name(type)) + ", " + std::to_string(counts.size()) + " groups, [" +
                  std::to_string(rows) + ", " + std::to_string(k) + "]");
     const auto groups = static_cast<int>(counts.size()), experts = groups - (with_shared ? 1 : 0);
     for (const RowOrder order : {RowOrder::f32, RowOrder::swiglu}) {
         const int64_t n = scratch_rows(order, rows);
         OpContext op(1, (int64_t{96} << 20) + 2 * groups * n * k);
-        const Stack one(op, type, rows, k, experts, with_shared, 100),
-            two(op, type, rows, k, experts, with_shared, 900);
+        const Stack one(op, type, rows, k, experts, with_shared, 100, odd),
+            two(op, type, rows, k, experts, with_shared, 900, odd);
         if (!can_decode(*op.ctx.gpu, one.placed[0], one.stride())) GTEST_SKIP() << "not on this device";
         const HostPlan plan(counts);
         const int slots = plan.row_first.back();
         DecodingProblem job;
         GemmProblem& problem = job.gemm;
-        problem.a = upload(op, bits_of(normals(static_cast<size_t>(slots * k), 1)));
+        const std::vector<uint16_t> a = bits_of(normals(static_cast<size_t>(slots * k), 1));
+        problem.a = upload(op, a);
         problem.rows = slots;
         problem.n = static_cast<int>(n);
         problem.k = static_cast<int>(k);
@@ -242,19 +261,28 @@ void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts
             uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
             gemm_decoding(*op.ctx.gpu, job, OutSwiglu{second, static_cast<int>(rows), stride});
             EXPECT_EQ(download(op, second, all + 64), expected);
+            // The same rows in another order, fetched from where they lie; those of the shared expert are in place.
+            const int routed = with_shared ? slots - counts.back() : slots;
+            std::vector<int32_t> source(static_cast<size_t>(routed));
+            std::iota(source.begin(), source.end(), 0);
+            std::shuffle(source.begin(), source.end(), std::mt19937(7));
+            std::vector<uint16_t> moved = a;
+            for (int slot = 0; slot < routed; ++slot)
+                std::copy_n(a.begin() + slot * k, k, moved.begin() + source[static_cast<size_t>(slot)] * k);
+            problem.a = upload(op, moved);
+            job.source_of = upload(op, source);
+            uint16_t* third = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
+            gemm_decoding(*op.ctx.gpu, job, OutSwiglu{third, static_cast<int>(rows), stride});
+            EXPECT_EQ(download(op, third, all + 64), expected) << "gathered";
         } else {
-            float* first = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
-            OutF32 to_first;
-            to_first.add(first, 0, static_cast<int>(rows), stride);
-            gemm(*op.ctx.gpu, expanded, to_first);
-            const std::vector<float> expected = download(op, first, all + 64);
-            EXPECT_EQ(std::count(expected.begin(), expected.end() - 64, kUntouched), 0) << "left out";
-            EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](float v) { return v != 0; }), all / 2);
-            float* second = upload(op, std::vector<float>(static_cast<size_t>(all + 64), kUntouched));
-            OutF32 to_second;
-            to_second.add(second, 0, static_cast<int>(rows), stride);
-            gemm_decoding(*op.ctx.gpu, job, to_second);
-            expect_same_bits(download(op, second, all + 64), expected, "decoded");
+            uint16_t* first = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
+            gemm(*op.ctx.gpu, expanded, OutBf16{first, stride});
+            const std::vector<uint16_t> expected = download(op, first, all + 64);
+            EXPECT_EQ(std::count(expected.begin(), expected.end() - 64, 0x7FC1), 0) << "left out";
+            EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](uint16_t v) { return v != 0; }), all / 2);
+            uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
+            gemm_decoding(*op.ctx.gpu, job, OutBf16{second, stride});
+            EXPECT_EQ(download(op, second, all + 64), expected);
         }
     }
 }
@@ -273,6 +301,7 @@ TEST(PrefillDecoding, has_the_bits_of_expanded_weights) {
                 expect_decoding_equals_expanding(type, counts, shared, fewer(320, 192), 512);
             }
         expect_decoding_equals_expanding(type, {40, 0, 150}, true, 64, 2048);
+        if (type != DType::q6_k) expect_decoding_equals_expanding(type, {33, 5, 70, 16}, true, 192, 512, true);
         expect_decoding_equals_expanding(type, {3, 90}, false, 512, 256);
     }
 }

@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(256)
 
 Fp8Slots alloc_fp8_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
     const int64_t sorted = n * top_k, all = sorted + n, blocks = d / kFp8Cols;
-    auto* const memory = static_cast<uint8_t*>(ctx.arena->allocate(4 * all * d));
+    auto* const memory = static_cast<uint8_t*>(ctx.arena->allocate(2 * all * d));
     const Fp8Rows inputs = {memory, reinterpret_cast<float*>(memory + all * d)};
-    return {inputs, {inputs.values + sorted * d, inputs.scales + sorted * blocks}, reinterpret_cast<float*>(memory)};
+    return {inputs, {inputs.values + sorted * d, inputs.scales + sorted * blocks}, reinterpret_cast<uint16_t*>(memory)};
 }
 
 void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, const Routing* copy,
@@ -66,11 +66,9 @@ void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, co
     if (has_shared) problem.shared[0] = fp8_of(*shared.down);
     problem.matrices = 1;
     problem.k = static_cast<int>(ff);
-    OutF32 out;
-    out.add(slots.results, 0, static_cast<int>(d), d);
-    gemm_fp8(*ctx.gpu, problem, out);
-    combine(*ctx.gpu, slots.results, has_shared ? slots.results + sorted_rows * d : nullptr, sorted.slot_of, routing, y,
-            x);
+    gemm_fp8(*ctx.gpu, problem, OutBf16{slots.results, d});
+    const ExpertResults results = {slots.results, d, has_shared ? slots.results + sorted_rows * d : nullptr};
+    combine(*ctx.gpu, results, sorted.slot_of, routing, y, x);
 }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -30,13 +30,12 @@ namespace riptide::ops::cuda::prefill {
 
 namespace {
 
-constexpr int kTileRows = 256;  // of weights: 64 for each warpgroup that multiplies
-
 template <DType T>
-using Ring = Stages<T, kTileRows, T == DType::planes_q6_k ? 3 : 4, T == DType::planes_q4_k ? 3 : 2>;
+using Ring = Stages<T, T == DType::planes_q6_k ? 3 : 4, T == DType::planes_q4_k ? 3 : 2>;
 
-constexpr int kWorkThreads = 2 * kTileRows, kThreads = 128 + kWorkThreads;
-constexpr int kFeedRegisters = 56, kWorkRegisters = 104;  // of a thread
+constexpr int kWorkThreads = 2 * kTileRows,  // 64 rows for each warpgroup that multiplies
+    kThreads = 128 + kWorkThreads;
+constexpr int kFeedRegisters = 64, kWorkRegisters = 104;  // of a thread
 static_assert(128 * kFeedRegisters + kWorkThreads * kWorkRegisters <= kThreads * (65536 / kThreads / 8 * 8));
 
 /// make_tile for as many rows of A as the tile needs.
@@ -57,14 +56,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr RowOrder kOrder = order_of<Out>();
     extern __shared__ uint8_t memory[];
     const Layout<Ring<T>> at((shared_address(memory) + 1023u) & ~1023u);
-    if (threadIdx.x == 0) at.init(kWorkThreads / 32);
+    constexpr bool kMayGather = kOrder == RowOrder::swiglu;
+    const bool gathers = kMayGather && work.source_of != nullptr;
+    if (threadIdx.x == 0) at.init(kWorkThreads / 32, gathers);
     __syncthreads();
     pdl_wait();
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 128), 0);
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFeedRegisters));
         if (threadIdx.x == 0) feed_planes<kOrder>(maps, work, at);
-        if (threadIdx.x == 32) {
+        if (kMayGather && gathers && threadIdx.x / 32 == 1) gather_rows(work, at);
+        if (!gathers && threadIdx.x == 32) {
             asm volatile("fence.proxy.async.global;" ::: "memory");  // earlier kernels wrote A with plain stores
             feed_rows(maps, work.p, at);
         }
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kWorkRegisters));
         Worker<Ring<T>, kOrder> me(at);
-        for_tiles<Ring<T>>(work.p, [&](const Tile& tile) { make_tile_of<16>(work.p, out, tile, me); });
+        for_tiles(work.p, [&](const Tile& tile) { make_tile_of<16>(work.p, out, tile, me); });
     }
 #else
     pdl_wait();
@@ -80,16 +82,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-void check_out(const OutF32& out) {
-    RT_ASSERT(out.pieces == 1 && out.piece[0].begin == 0 && out.piece[0].residual == nullptr);
-}
-void check_out(const OutSwiglu&) {}
-
 template <class Out>
 void start(const Gpu& gpu, const DecodingProblem& job, const Out& out) {
     RT_ASSERT(job.gemm.plan.row_first != nullptr && job.gemm.expert_begin == 0);
     if (job.gemm.rows == 0) return;
-    check_out(out);
+    RT_ASSERT(job.source_of == nullptr || int64_t{job.gemm.rows} * job.gemm.k * 2 <= UINT32_MAX);
     with_planes(job, [&](auto type) {
         constexpr DType kType = decltype(type)::value;
         launch_decoding<Ring<kType>>(gpu, job, out, grouped_gemm_dequant_kernel<kType, Out>, kThreads);
@@ -99,12 +96,11 @@ void start(const Gpu& gpu, const DecodingProblem& job, const Out& out) {
 }  // namespace
 
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride) {
-    static_assert(2048 / 256 * 2 * kTileRows ==
-                  Span<DType::planes_q6_k, kTileRows>::kMostD);  // what moe::dequant_weight() asks
+    static_assert(2048 / 256 * 2 * kTileRows == Span<DType::planes_q6_k>::kMostD);  // what moe::dequant_weight() asks
     return moe::dequant_weight(chip_of(gpu), w, stride);
 }
 
-void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutF32& out) { start(gpu, job, out); }
+void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutBf16& out) { start(gpu, job, out); }
 void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutSwiglu& out) { start(gpu, job, out); }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -18,11 +18,10 @@ inline constexpr int kMakers = 64;  // threads that make factors
 
 /// The shared memory of a block: kA stages of kTileM rows of A, kSpans of planes of kTileRows rows; behind them
 /// barriers and a word for each stage of planes.
-template <DType T, int kTileRows, int kA, int kSpans>
+template <DType T, int kA, int kSpans>
 struct Stages {
-    using S = Span<T, kTileRows>;
-    static constexpr DType kType = T;
-    static constexpr int kTileN = kTileRows, kStagesA = kA, kStagesSpan = kSpans;
+    using S = Span<T>;
+    static constexpr int kStagesA = kA, kStagesSpan = kSpans;
     static constexpr int kStageA = kTileM * kTileK * 2;
     static constexpr int kShared = 1024 + kA * kStageA + kSpans * S::kBytes + 256;
     static_assert(S::kBytes % 1024 == 0 && 16 * kA + 28 * kSpans <= 256 && kShared <= 227 * 1024);
@@ -44,6 +43,7 @@ struct Work {
     GemmProblem p;
     int shared_expert;  // its number; -1 if none
     int matrix_rows;    // of a weight
+    const int32_t* source_of;
 };
 
 template <class Out>
@@ -53,13 +53,12 @@ constexpr RowOrder order_of() {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes; made: one arrival of
-/// each maker; empty: one arrival of each of `warps` warps.
+/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes (of rows that are
+/// gathered: one of each lane); made: one of each maker; empty_a: one of each warp that multiplies; empty_span: one of
+/// each of its lanes, since they read the span themselves.
 template <class R>
 struct Layout {
     uint32_t a, spans, full_a, empty_a, full_span, made, empty_span, quick;
-    /// Every lane says that it has read a span, or one for its warp.
-    static constexpr bool kAllLanes = R::S::kSixBits;
     __device__ __forceinline__ explicit Layout(uint32_t base)
         : a(base),
           spans(a + R::kStagesA * R::kStageA),
@@ -69,18 +68,14 @@ struct Layout {
           made(full_span + 8 * R::kStagesSpan),
           empty_span(made + 8 * R::kStagesSpan),
           quick(empty_span + 8 * R::kStagesSpan) {}
-    /// All lanes: their warp has read this span.
-    __device__ __forceinline__ void give_back_span(uint32_t stage, bool leader) const {
-        if constexpr (!kAllLanes) __syncwarp();
-        if (kAllLanes || leader) barrier_arrive(empty_span + 8 * stage);
-    }
     /// By one thread, once.
-    __device__ __forceinline__ void init(int warps) const {
-        for (int s = 0; s < R::kStagesA; ++s) barrier_init(full_a + 8 * s, 1), barrier_init(empty_a + 8 * s, warps);
+    __device__ __forceinline__ void init(int warps, bool gathers) const {
+        for (int s = 0; s < R::kStagesA; ++s)
+            barrier_init(full_a + 8 * s, gathers ? 32 : 1), barrier_init(empty_a + 8 * s, warps);
         for (int s = 0; s < R::kStagesSpan; ++s) {
             barrier_init(full_span + 8 * s, 1);
             barrier_init(made + 8 * s, kMakers);
-            barrier_init(empty_span + 8 * s, kAllLanes ? 32 * warps : warps);
+            barrier_init(empty_span + 8 * s, 32 * warps);
         }
         barrier_init_fence();
     }
@@ -96,9 +91,8 @@ struct Turn {
 };
 
 /// How many tiles this block has: see for_tiles().
-template <class R>
 __device__ __forceinline__ int tiles_of_block(const GemmProblem& p) {
-    const int tiles = tile_count(p, R::kTileN), blocks = static_cast<int>(gridDim.x);
+    const int tiles = tile_count(p, kTileRows), blocks = static_cast<int>(gridDim.x);
     const int block = static_cast<int>(blockIdx.x), turns = tiles / blocks;
     return turns + ((turns > 0 ? blocks - 1 - block : block) < tiles % blocks ? 1 : 0);
 }
@@ -107,13 +101,13 @@ __device__ __forceinline__ int tiles_of_block(const GemmProblem& p) {
 /// share is read once from memory; the shared one's come first. Tiles are dealt in turns, all but the first backwards:
 /// the last turn, which is not for all, leaves out blocks that began with a tile of the shared expert's many rows. An
 /// expert's rows are shared out evenly among its tiles.
-template <class R, class Body>
+template <class Body>
 __device__ __forceinline__ void for_tiles(const GemmProblem& p, const Body& body) {
-    const int tiles = tile_count(p, R::kTileN), blocks = static_cast<int>(gridDim.x);
-    const int block = static_cast<int>(blockIdx.x), mine = tiles_of_block<R>(p);
+    const int tiles = tile_count(p, kTileRows), blocks = static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x), mine = tiles_of_block(p);
     for (int turn = 0; turn < mine; ++turn) {
         const int t = turn * blocks + (turn > 0 ? blocks - 1 - block : block);
-        body(even_tile(p, tile_at(p, R::kTileN, tiles - 1 - t)));
+        body(even_tile(p, tile_at(p, kTileRows, tiles - 1 - t)));
     }
 }
 
@@ -122,7 +116,7 @@ template <class R>
 __device__ __forceinline__ void feed_rows(const Maps& maps, const GemmProblem& p, const Layout<R>& at) {
     const int steps = p.k / kTileK;
     Turn<R::kStagesA> turn;
-    for_tiles<R>(p, [&](const Tile& tile) {
+    for_tiles(p, [&](const Tile& tile) {
         const int boxes = ceil_div(tile.row_end - tile.row, kBoxRows);
         for (int step = 0; step < steps; ++step, turn.next()) {
             const uint32_t full = at.full_a + 8 * turn.stage, to = at.a + turn.stage * R::kStageA;
@@ -135,13 +129,66 @@ __device__ __forceinline__ void feed_rows(const Maps& maps, const GemmProblem& p
     });
 }
 
+__device__ __forceinline__ void load16(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/// One warp: A's rows from where they lie (DecodingProblem::source_of), sixteen bytes a lane at a time, as a box of
+/// them would lie. A stage is told of when the next one has been asked for. Rows behind the last are the last.
+template <class R>
+__device__ __forceinline__ void gather_rows(const Work& work, const Layout<R>& at) {
+    constexpr int kPieces = kTileK * 2 / 16, kRowsAtOnce = 32 / kPieces, kTurns = kTileM / kRowsAtOnce;
+    constexpr int kTwoTurns = 2 * kRowsAtOnce * kTileK * 2;  // bytes: the pattern of a box
+    const GemmProblem& p = work.p;
+    const int steps = p.k / kTileK, lane = static_cast<int>(threadIdx.x % 32), row = lane / kPieces;
+    const uint32_t piece = static_cast<uint32_t>(lane % kPieces) * 16;
+    // Where this lane's pieces lie in a stage: of even and of odd turns.
+    const uint32_t place[2] = {swizzled128(row, lane % kPieces), swizzled128(row + kRowsAtOnce, lane % kPieces)};
+    const auto tell = [&](uint32_t stage) {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        barrier_arrive(at.full_a + 8 * stage);
+    };
+    Turn<R::kStagesA> turn;
+    uint32_t asked = R::kStagesA;  // the stage before; none yet
+    for_tiles(p, [&](const Tile& tile) {
+        const int rows = ceil_div(tile.row_end - tile.row, kBoxRows) * kBoxRows;
+        const bool shared = tile.expert == work.shared_expert;
+        uint32_t source[kTurns];  // of this lane's pieces, in bytes
+#pragma unroll
+        for (int i = 0; i < kTurns; ++i) {
+            const int slot = min(tile.row + kRowsAtOnce * i + row, tile.row_end - 1);
+            source[i] =
+                static_cast<uint32_t>(shared ? slot : work.source_of[slot]) * static_cast<uint32_t>(p.k * 2) + piece;
+        }
+        const char* from = static_cast<const char*>(p.a);
+        for (int step = 0; step < steps; ++step, turn.next(), from += kTileK * 2) {
+            const uint32_t to = at.a + turn.stage * R::kStageA;
+            barrier_wait(at.empty_a + 8 * turn.stage, turn.parity ^ 1);  // the first round passes at once
+#pragma unroll
+            for (int i = 0; i < kTurns; ++i) {
+                if (i % 4 == 0 && i * kRowsAtOnce >= rows) break;  // rows come in sixteens
+                load16(to + place[i % 2] + static_cast<uint32_t>(i / 2 * kTwoTurns), from + source[i]);
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            if (asked < R::kStagesA) {
+                asm volatile("cp.async.wait_group 1;" ::: "memory");
+                tell(asked);
+            }
+            asked = turn.stage;
+        }
+    });
+    if (asked == R::kStagesA) return;
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    tell(asked);
+}
+
 /// One thread: the planes, in two boxes; what lies behind a matrix's last row is zero, or (d) left as it is.
 template <RowOrder kOrder, class R>
 __device__ __forceinline__ void feed_planes(const Maps& maps, const Work& work, const Layout<R>& at) {
     using S = typename R::S;
     const int spans = work.p.k / kSpan;
     Turn<R::kStagesSpan> turn;
-    for_tiles<R>(work.p, [&](const Tile& tile) {
+    for_tiles(work.p, [&](const Tile& tile) {
         const bool shared = tile.expert == work.shared_expert;
         const int z = shared ? 0 : tile.expert;
         for (int span = 0; span < spans; ++span, turn.next()) {
@@ -213,12 +260,13 @@ struct SharedMemory {
 template <class R>
 __device__ __forceinline__ void make_factors(const GemmProblem& p, const Layout<R>& at, int maker) {
     using S = typename R::S;
-    const int spans = p.k / kSpan, tiles = tiles_of_block<R>(p);
+    const int spans = p.k / kSpan, tiles = tiles_of_block(p);
     SharedMemory memory;
     Turn<R::kStagesSpan> turn;
     for (int tile = 0; tile < tiles; ++tile)
         for (int span = 0; span < spans; ++span, turn.next()) {
             const uint32_t from = at.spans + turn.stage * S::kBytes;
+            barrier_wait(at.empty_span + 8 * turn.stage, turn.parity ^ 1);  // nobody reads the last factors
             barrier_wait(at.full_span + 8 * turn.stage, turn.parity);
             bool quick = true;
             if constexpr (!S::kSixBits) {
@@ -286,7 +334,7 @@ Maps maps_of(const DecodingProblem& job) {
     const int experts = p.expert_end - p.expert_begin, kinds = order_of<Out>() == RowOrder::swiglu ? 2 : 1;
     const bool shared = job.shared[0] != nullptr;
     Maps maps = {};
-    maps.a = bf16_boxes(p.a, p.rows, p.k, kBoxRows);
+    if (job.source_of == nullptr) maps.a = bf16_boxes(p.a, p.rows, p.k, kBoxRows);
     for (int i = 0; i < kinds; ++i) {
         maps.planes[0][i] = planes_of<S>(*job.first[i], experts - (shared ? 1 : 0), job.stride[i]);
         if (shared) maps.planes[1][i] = planes_of<S>(*job.shared[i], 1, 0);
@@ -299,8 +347,9 @@ template <class R, class Out, class Kernel>
 void launch_decoding(const Gpu& gpu, const DecodingProblem& job, const Out& out, Kernel kernel, int threads) {
     const GemmProblem& p = job.gemm;
     const int experts = p.expert_end - p.expert_begin;
-    const Work work = {p, job.shared[0] != nullptr ? p.expert_end - 1 : -1, static_cast<int>(job.first[0]->rows)};
-    const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + experts} * ceil_div(p.n, R::kTileN);  // at most
+    const Work work = {p, job.shared[0] != nullptr ? p.expert_end - 1 : -1, static_cast<int>(job.first[0]->rows),
+                       job.source_of};
+    const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + experts} * ceil_div(p.n, kTileRows);  // at most
     RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kShared));
     const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, gpu.info().sm_count));
     launch(gpu, kernel, grid, threads, R::kShared, maps_of<typename R::S, Out>(job), work, out);

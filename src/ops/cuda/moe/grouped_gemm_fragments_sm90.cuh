@@ -11,7 +11,7 @@ namespace riptide::ops::cuda::prefill {
 /// A thread's place among those that multiply, and what it carries from one step to the next. R: Stages.
 template <class R, RowOrder kOrder>
 struct Worker {
-    using Place = FragmentPlace<kOrder, R::kTileN>;
+    using Place = FragmentPlace<kOrder>;
     using S = typename R::S;
     static constexpr int kStageA = R::kStageA;
     const Layout<R>& at;
@@ -29,6 +29,8 @@ struct Worker {
         asm volatile("" : "+r"(thread));
         row = Place(thread).row;
     }
+    /// The first result column of the warp's rows, in the tile.
+    __device__ __forceinline__ int first_column() const { return row - static_cast<int>(threadIdx.x % 32 / 4); }
     __device__ __forceinline__ static constexpr int later(int i) { return i * Place::kSecond; }
     /// Whether the factors of a span are RowScales::quick ones.
     __device__ __forceinline__ bool quick() const {
@@ -116,28 +118,61 @@ __device__ __forceinline__ void sum_tile(float (&d)[kN / 2], int spans, W& me) {
         barrier_wait(me.at.made + 8 * me.span.stage, me.span.parity);
         if (me.quick()) add_span<kN, true>(d, me, from);
         else add_span<kN, false>(d, me, from);
-        me.at.give_back_span(me.span.stage, me.leader);
+        barrier_arrive(me.at.empty_span + 8 * me.span.stage);
         me.span.next();
     }
 }
 
-// store_sums: the sums of one row of A with a thread's two rows of weights in `column` and kSecondColumn on; n: first
-// of the tile's rows of B.
+/// A warp's 8 x 8 values of 16 bits: lane 4 r + t gives row r, columns 2 t and 2 t + 1, and gets those of the
+/// transposed matrix.
+__device__ __forceinline__ uint32_t transposed(uint32_t two) {
+    uint32_t out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(two));
+    return out;
+}
 
-__device__ __forceinline__ void store_sums(const OutF32& out, const GemmProblem&, int column, int64_t row, int n,
-                                           float first, float second) {
-    constexpr int kSecond = kSecondColumn<RowOrder::f32>;
-    float* const y = out.piece[0].y + row * out.piece[0].stride + n + column;
-    if (n + column < out.piece[0].cols) y[0] = first;
-    if (n + column + kSecond < out.piece[0].cols) y[kSecond] = second;
-}
-__device__ __forceinline__ void store_sums(const OutSwiglu& out, const GemmProblem& p, int column, int64_t row, int n,
-                                           float gate, float up) {
-    const int c = n / 2 + column;
-    if (2 * c >= p.n) return;
-    const float act = c < out.cols ? swiglu_value(gate, up) : 0.0f;
-    reinterpret_cast<__nv_bfloat16*>(out.y)[row * out.stride + c] = __float2bfloat16_rn(act);
-}
+// Sums: what the lanes of a warp do with their sums of eight rows of A. v[b] and v[2 + b] are those of row 2 t + b with
+// the thread's two rows of weights; packed() and write() make neighbouring columns of row lane / 4 of them.
+
+template <class Out, class W>
+struct Sums;
+
+/// Lanes of even t get four columns of the warp's first eight, those of odd t of its second.
+template <class W>
+struct Sums<OutBf16, W> {
+    bool odd, inside;
+    uint16_t* to;
+
+    __device__ __forceinline__ Sums(const OutBf16& out, const GemmProblem&, const W& me, int row, int n)
+        : odd(me.t % 2 != 0) {
+        const int column = n + me.first_column() + 2 * me.t + (odd ? 6 : 0);
+        inside = column < out.stride;
+        to = out.y + row * out.stride + column;
+    }
+    __device__ __forceinline__ uint2 packed(const float* v) const {
+        const uint32_t first = transposed(pack_bf16(v[0], v[1])), second = transposed(pack_bf16(v[2], v[3]));
+        const uint32_t other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+        return odd ? make_uint2(other, second) : make_uint2(first, other);
+    }
+    __device__ __forceinline__ void write(uint2 columns) const { *reinterpret_cast<uint2*>(to) = columns; }
+};
+
+template <class W>
+struct Sums<OutSwiglu, W> {
+    bool used, inside;
+    uint16_t* to;
+
+    __device__ __forceinline__ Sums(const OutSwiglu& out, const GemmProblem& p, const W& me, int row, int n)
+        : used(n / 2 + me.row < out.cols) {
+        const int column = n / 2 + me.first_column() + 2 * me.t;
+        inside = 2 * column < p.n;
+        to = out.y + row * out.stride + column;
+    }
+    __device__ __forceinline__ uint32_t packed(const float* v) const {
+        return transposed(pack_bf16(used ? swiglu_value(v[0], v[2]) : 0.0f, used ? swiglu_value(v[1], v[3]) : 0.0f));
+    }
+    __device__ __forceinline__ void write(uint32_t columns) const { *reinterpret_cast<uint32_t*>(to) = columns; }
+};
 
 /// One tile of up to kN rows of A.
 template <int kN, class Out, class R>
@@ -146,14 +181,13 @@ __device__ __forceinline__ void make_tile(const GemmProblem& p, const Out& out, 
     float d[kN / 2];
     me.begin();
     sum_tile<kN>(d, p.k / kSpan, me);
-    const int first = tile.row + me.t * 2;
+    const int first = tile.row + static_cast<int>(threadIdx.x % 32 / 4);
+    Sums<Out, Worker<R, order_of<Out>()>> sums(out, p, me, first, tile.n);
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-        for (int b = 0; b < 2; ++b) {
-            const int row = first + 8 * j + b;
-            if (row < tile.row_end) store_sums(out, p, me.row, row, tile.n, d[4 * j + b], d[4 * j + 2 + b]);
-        }
+    for (int j = 0; j < kN / 8; ++j, sums.to += 8 * out.stride) {
+        const auto columns = sums.packed(d + 4 * j);
+        if (sums.inside && first + 8 * j < tile.row_end) sums.write(columns);
+    }
 }
 
 #endif

@@ -86,7 +86,8 @@ bool same_planes(const Weight& a, const Weight& b) {
 /// The product of all experts (`experts` of them, the shared one included) with their slots.
 template <class Out>
 void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, const GroupPlan& plan, int experts,
-                     const uint16_t* a, int64_t slots, int64_t k, moe::Experts kernel, const Out& out) {
+                     const uint16_t* a, int64_t slots, int64_t k, moe::Experts kernel, const int32_t* source_of,
+                     const Out& out) {
     const Weight& first = kinds[0].each->front();
     const auto routed = static_cast<int>(kinds[0].each->size());
     DecodingProblem job;
@@ -111,6 +112,7 @@ void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, 
         job.shared[0] = job.shared[1] = nullptr;
         problem.expert_end = routed;
     }
+    job.source_of = source_of;
     gemm_decoding(*ctx.gpu, job, out);
     if (problem.expert_end == experts) return;
     problem.expert_begin = routed;
@@ -152,20 +154,19 @@ void check_experts(const ExpertWeights& w, const SharedExpert& shared, int64_t d
              "a shared expert of width {} does not fit rows of {} values", wide, d);
 }
 
-/// Memory of a layer: slots (top_k for each row, then the rows themselves). First the inputs of the experts, k bf16
-/// values each; when gate and up are done, their results, d f32 values each.
+/// Memory of a layer: slots (top_k for each row, then the rows themselves) of k bf16 values. First the inputs of the
+/// experts (of routed ones only where a product does not fetch them from the rows themselves); when gate and up are
+/// done, their results.
 struct Slots {
-    void* data;
-    int64_t k, d;
+    uint16_t* data;
+    int64_t k;
     int64_t sorted;  // how many belong to the routed experts
-    uint16_t* inputs() const { return static_cast<uint16_t*>(data); }
-    uint16_t* rows() const { return inputs() + sorted * k; }
-    float* results() const { return static_cast<float*>(data); }
+    uint16_t* rows() const { return data + sorted * k; }
 };
 
 Slots alloc_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
     const int64_t k = round_up(d, 64), sorted = n * top_k;
-    return {ctx.arena->allocate((sorted + n) * std::max(2 * k, 4 * d)), k, d, sorted};
+    return {static_cast<uint16_t*>(ctx.arena->allocate(2 * (sorted + n) * k)), k, sorted};
 }
 
 /// y, x: as combine(). The bf16 rows of h are in slots.rows(). copy: as sort_routing().
@@ -175,27 +176,27 @@ void run_experts(Context& ctx, const moe::Choice& choice, const Slots& slots, co
     const bool has_shared = shared.gate != nullptr, joined = has_shared && shared.gate->rows == ff;
     const auto experts = static_cast<int>(w.gate.size());
     const SortedRouting sorted = sort_routing(ctx, routing, experts, joined, copy);
-    spread_rows(*ctx.gpu, slots.rows(), sorted.slot_of, n, routing.top_k, slots.k, slots.inputs());
+    const bool decodes = choice.up == moe::Experts::dequant_sm90;
+    if (!decodes) spread_rows(*ctx.gpu, slots.rows(), sorted.slot_of, n, routing.top_k, slots.k, slots.data);
 
-    const float* shared_y = nullptr;
+    ExpertResults results = {slots.data, slots.k};
     if (joined) {
-        shared_y = slots.results() + slots.sorted * slots.d;
+        results.shared = slots.rows();
     } else if (has_shared) {
-        const Tensor result = ctx.alloc(DType::f32, {n, slots.d});
+        const Tensor result = ctx.alloc(DType::f32, {n, y.shape[1]});
         shared_product(ctx, slots.rows(), n, slots.k, shared, result);
-        shared_y = result.row(0);
+        results.shared_f32 = result.row(0);
     }
     const int all = experts + (joined ? 1 : 0);
     const int64_t used = slots.sorted + (joined ? n : 0), width = round_up(ff, 64);
     auto* act = static_cast<uint16_t*>(ctx.arena->allocate(2 * used * width));
     const Kind first[] = {{&w.gate, shared.gate, 0}, {&w.up, shared.up, 1}};
-    expert_products(ctx, first, RowOrder::swiglu, sorted.plan, all, slots.inputs(), used, slots.k, choice.up,
-                    OutSwiglu{act, static_cast<int>(ff), width});
+    expert_products(ctx, first, RowOrder::swiglu, sorted.plan, all, slots.data, used, slots.k, choice.up,
+                    decodes ? sorted.source_of : nullptr, OutSwiglu{act, static_cast<int>(ff), width});
     const Kind second[] = {{&w.down, shared.down, 0}};
-    OutF32 out;
-    out.add(slots.results(), 0, static_cast<int>(slots.d), slots.d);
-    expert_products(ctx, second, RowOrder::f32, sorted.plan, all, act, used, width, choice.down, out);
-    combine(*ctx.gpu, slots.results(), shared_y, sorted.slot_of, routing, y, x);
+    expert_products(ctx, second, RowOrder::f32, sorted.plan, all, act, used, width, choice.down, nullptr,
+                    OutBf16{slots.data, slots.k});
+    combine(*ctx.gpu, results, sorted.slot_of, routing, y, x);
 }
 
 void check_rows(const Tensor& x) {

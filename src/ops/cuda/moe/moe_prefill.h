@@ -14,11 +14,12 @@ namespace riptide::ops::cuda::prefill {
 void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits);
 
 /// Sorts the entries (r, rank) of a routing by expert, stably: slot_of[r * top_k + rank] is the place of an entry.
-/// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows. All in arena memory.
+/// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows; source_of[slot] is the
+/// one of these that has the row of a routed slot. All in arena memory.
 /// copy: tensors that become a copy of the routing, or null. REQUIRES at most 1024 experts.
 struct SortedRouting {
     GroupPlan plan;
-    int32_t* slot_of = nullptr;
+    int32_t *slot_of = nullptr, *source_of = nullptr;
     int64_t experts = 0;
 };
 SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared,
@@ -28,9 +29,16 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,
                  uint16_t* to);
 
+/// The results of the experts: bf16 [slots, stride]; and of the shared one, if it has any: rows of the same, or f32.
+struct ExpertResults {
+    const uint16_t* slots = nullptr;
+    int64_t stride = 0;  // in eights
+    const uint16_t* shared = nullptr;
+    const float* shared_f32 = nullptr;  // [n, d]
+};
 /// y[r] = sum over i ascending of weights[r, i] * slots[slot_of[r, i]] (+ shared[r] if set), each product and each sum
-/// rounded; x += y if x is set. slots, shared: f32 [.., d]; y, x: f32 [n, d].
-void combine(const Gpu& gpu, const float* slots, const float* shared, const int32_t* slot_of, const Routing& routing,
+/// rounded; x += y if x is set. y, x: f32 [n, d].
+void combine(const Gpu& gpu, const ExpertResults& results, const int32_t* slot_of, const Routing& routing,
              const Tensor& y, Tensor* x);
 
 }  // namespace riptide::ops::cuda::prefill

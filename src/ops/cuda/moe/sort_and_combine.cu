@@ -3,8 +3,8 @@
 // For n rows of d = 2048, top 8 of 256 experts, 16384 rows on an H200 (floor at 4.5 TB/s):
 //   sort     0.5 MB in, 0.5 MB out three times: launches, about 10 us; up to 8192 entries in one block, 3 to 4 us
 //            expected (copy, count, plan and place took 21 us for 512 rows, 2026-11-21: latency of four launches)
-//   spread   2 bytes * n d (1 + top_k) = 0.6 GB: 0.13 ms
-//   combine  4 bytes * n d (top_k + 1 + 3) = 1.6 GB: 0.36 ms
+//   spread   2 bytes * n d (1 + top_k) = 0.6 GB: 0.13 ms; not for products that fetch rows where they lie
+//   combine  2 bytes * n d (top_k + 1) + 4 bytes * 3 n d = 1.0 GB: 0.22 ms
 #include "base/error.h"
 #include "ops/cuda/linear/gemm/gemm.cuh"
 #include "ops/cuda/moe/moe_prefill.h"
@@ -50,8 +50,14 @@ __device__ __forceinline__ int block_scan(int v, int32_t* warps) {
 
 /// What a sort gives (GroupPlan), and what it is told.
 struct PlanArgs {
-    int experts, entries, shared_rows;
-    int32_t *row_first, *tile_first, *tile_expert;
+    int experts, entries, shared_rows, top_k;
+    int32_t *row_first, *tile_first, *tile_expert, *slot_of, *source_of;
+
+    /// Entry i has this slot.
+    __device__ __forceinline__ void place(int i, int slot) const {
+        slot_of[i] = slot;
+        source_of[slot] = entries + i / top_k;
+    }
 };
 
 /// By 1024 threads: thread e has the entries of expert e, 0 behind the last. Writes the plan; the first slot of expert
@@ -127,7 +133,7 @@ constexpr int kFewEntries = 8192, kFewExperts = 256, kFewWarps = kMostExperts / 
 
 __global__ void __launch_bounds__(kMostExperts)
     moe_sort_few_kernel(const int32_t* chosen, const float* weights, int32_t* to_chosen, float* to_weights,
-                        const PlanArgs a, int32_t* slot_of) {
+                        const PlanArgs a) {
     pdl_trigger();
     constexpr int kRounds = kFewEntries / kMostExperts;
     __shared__ int32_t next[kFewWarps][kFewExperts], start[kFewExperts];
@@ -164,32 +170,31 @@ __global__ void __launch_bounds__(kMostExperts)
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kRounds; ++r)
-        if (expert[r] >= 0) slot_of[first + 32 * r] = start[expert[r]] + next[warp][expert[r]] + place[r];
+        if (expert[r] >= 0) a.place(first + 32 * r, start[expert[r]] + next[warp][expert[r]] + place[r]);
 }
 
 /// Each warp places a stretch of kChunk / 8 entries of its chunk, 32 at a time in order.
 __global__ void __launch_bounds__(kSortThreads)
-    moe_place_kernel(const int32_t* chosen, int entries, int experts, const int32_t* before, const int32_t* row_first,
-                     int32_t* slot_of) {
+    moe_place_kernel(const int32_t* chosen, const int32_t* before, const PlanArgs a) {
     pdl_trigger();
     extern __shared__ int32_t next[];  // [warp][expert]
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32, experts = a.experts;
     for (int i = thread; i < kSortWarps * experts; i += kSortThreads) next[i] = 0;
     __syncthreads();
     pdl_wait();
     constexpr int kStretch = kChunk / kSortWarps;
-    const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kStretch, end = min(entries, begin + kStretch);
+    const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kStretch, end = min(a.entries, begin + kStretch);
     int32_t* mine = next + warp * experts;
     const auto pass = [&](bool place) {
         for (int first = begin; first < end; first += 32) {
             const int i = first + lane, e = i < end ? chosen[i] : -1, at = take_places(e, mine);
-            if (place && e >= 0) slot_of[i] = at;
+            if (place && e >= 0) a.place(i, at);
         }
     };
     pass(false);
     __syncthreads();
     for (int e = thread; e < experts; e += kSortThreads) {
-        int sum = row_first[e] + before[int64_t{blockIdx.x} * experts + e];
+        int sum = a.row_first[e] + before[int64_t{blockIdx.x} * experts + e];
         for (int w = 0; w < kSortWarps; ++w) {
             const int count = next[w * experts + e];
             next[w * experts + e] = sum;
@@ -214,31 +219,62 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/// One block for a row; a thread works on T: four columns or one. Loads of eight slots are under way at a time.
-template <class T>
-__global__ void __launch_bounds__(256, 4)
-    moe_combine_kernel(const float* slots, const float* shared, const int32_t* slot_of, const float* weights, int top_k,
-                       int d, float* y, float* x) {
-    constexpr int kEach = sizeof(T) / sizeof(float), kAtOnce = 8;
+/// kEach values, which are aligned if they are several.
+template <int kEach>
+__device__ __forceinline__ void load_values(const float* p, float (&v)[kEach]) {
+    if constexpr (kEach == 1) v[0] = p[0];
+    else
+#pragma unroll
+        for (int j = 0; j < kEach; j += 4) *reinterpret_cast<float4*>(v + j) = *reinterpret_cast<const float4*>(p + j);
+}
+template <int kEach>
+__device__ __forceinline__ void store_values(float* p, const float (&v)[kEach]) {
+    if constexpr (kEach == 1) p[0] = v[0];
+    else
+#pragma unroll
+        for (int j = 0; j < kEach; j += 4) *reinterpret_cast<float4*>(p + j) = *reinterpret_cast<const float4*>(v + j);
+}
+/// The same in bf16, as they lie.
+template <int kEach>
+struct Bf16Values {
+    uint32_t w[(kEach + 1) / 2] = {};
+
+    __device__ __forceinline__ void load(const uint16_t* p) {
+        if constexpr (kEach == 1) w[0] = p[0];
+        else {
+            static_assert(kEach == 8);
+            const uint4 v = *reinterpret_cast<const uint4*>(p);
+            w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+        }
+    }
+    __device__ __forceinline__ float operator[](int j) const {
+        return __uint_as_float(j % 2 == 0 ? w[j / 2] << 16 : w[j / 2] & 0xFFFF0000u);
+    }
+};
+
+/// One block for a row; a thread works on eight columns or one. Loads of eight slots are under way at a time.
+template <int kEach>
+__global__ void __launch_bounds__(256, 3)
+    moe_combine_kernel(const ExpertResults results, const int32_t* slot_of, const float* weights, int top_k, int d,
+                       float* y, float* x) {
+    constexpr int kAtOnce = 8;
     pdl_trigger();
     pdl_wait();
     const int64_t row = blockIdx.x;
     slot_of += row * top_k;
     weights += row * top_k;
-    const auto load = [](const float* p, float(&v)[kEach]) {
-        *reinterpret_cast<T*>(v) = *reinterpret_cast<const T*>(p);
-    };
     for (int c = kEach * static_cast<int>(threadIdx.x); c < d; c += kEach * 256) {
-        alignas(16) float sum[kEach], v[kAtOnce][kEach], of_shared[kEach] = {}, old[kEach] = {};
-        if (shared != nullptr) load(shared + row * d + c, of_shared);
-        if (x != nullptr) load(x + row * d + c, old);
+        alignas(16) float sum[kEach] = {}, old[kEach] = {};
+        Bf16Values<kEach> v[kAtOnce], shared;
+        if (results.shared != nullptr) shared.load(results.shared + row * results.stride + c);
+        if (x != nullptr) load_values(x + row * d + c, old);
         for (int first = 0; first < top_k; first += kAtOnce) {
             float weight[kAtOnce];
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
                 if (first + i >= top_k) break;
                 weight[i] = weights[first + i];
-                load(slots + int64_t{slot_of[first + i]} * d + c, v[i]);
+                v[i].load(results.slots + int64_t{slot_of[first + i]} * results.stride + c);
             }
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
@@ -250,14 +286,20 @@ __global__ void __launch_bounds__(256, 4)
                 }
             }
         }
-        if (shared != nullptr)
+        if (results.shared != nullptr) {
 #pragma unroll
-            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], of_shared[j]);
-        *reinterpret_cast<T*>(y + row * d + c) = *reinterpret_cast<const T*>(sum);
+            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], shared[j]);
+        } else if (results.shared_f32 != nullptr) {
+            alignas(16) float other[kEach];
+            load_values(results.shared_f32 + row * d + c, other);
+#pragma unroll
+            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], other[j]);
+        }
+        store_values(y + row * d + c, sum);
         if (x == nullptr) continue;
 #pragma unroll
         for (int j = 0; j < kEach; ++j) old[j] = __fadd_rn(old[j], sum[j]);
-        *reinterpret_cast<T*>(x + row * d + c) = *reinterpret_cast<const T*>(old);
+        store_values(x + row * d + c, old);
     }
 }
 
@@ -283,18 +325,25 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     int32_t* row_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_expert = alloc_i32(ctx, tiles);
-    int32_t* slot_of = alloc_i32(ctx, entries);
+    int32_t *slot_of = alloc_i32(ctx, entries), *source_of = alloc_i32(ctx, entries);
     const auto* chosen = static_cast<const int32_t*>(routing.experts.data);
     const auto all = static_cast<int>(entries), e = static_cast<int>(experts);
-    const PlanArgs plan = {e, all, static_cast<int>(shared ? n : 0), row_first, tile_first, tile_expert};
+    const PlanArgs plan = {e,
+                           all,
+                           static_cast<int>(shared ? n : 0),
+                           static_cast<int>(routing.top_k),
+                           row_first,
+                           tile_first,
+                           tile_expert,
+                           slot_of,
+                           source_of};
     const GroupPlan groups = {row_first, tile_first, tile_expert, e};
     auto* const to_chosen = copy == nullptr ? nullptr : static_cast<int32_t*>(copy->experts.data);
     float* const to_weights = copy == nullptr ? nullptr : copy->weights.row(0);
     const auto* const weights = static_cast<const float*>(routing.weights.data);
     if (entries <= kFewEntries && experts <= kFewExperts) {
-        launch(*ctx.gpu, moe_sort_few_kernel, 1, kMostExperts, 0, chosen, weights, to_chosen, to_weights, plan,
-               slot_of);
-        return {groups, slot_of, experts};
+        launch(*ctx.gpu, moe_sort_few_kernel, 1, kMostExperts, 0, chosen, weights, to_chosen, to_weights, plan);
+        return {groups, slot_of, source_of, experts};
     }
     if (copy != nullptr)
         launch(*ctx.gpu, moe_copy_kernel, static_cast<unsigned>(ceil_div(all, 256)), 256, 0, chosen, weights, all,
@@ -303,9 +352,9 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     const auto blocks = static_cast<unsigned>(chunks);
     launch(*ctx.gpu, moe_count_kernel, blocks, kSortThreads, 0, chosen, all, e, counts);
     launch(*ctx.gpu, moe_plan_kernel, 1, kMostExperts, 0, counts, static_cast<int>(chunks), plan);
-    launch(*ctx.gpu, moe_place_kernel, blocks, kSortThreads, static_cast<size_t>(kSortWarps * experts * 4), chosen, all,
-           e, counts, row_first, slot_of);
-    return {groups, slot_of, experts};
+    launch(*ctx.gpu, moe_place_kernel, blocks, kSortThreads, static_cast<size_t>(kSortWarps * experts * 4), chosen,
+           counts, plan);
+    return {groups, slot_of, source_of, experts};
 }
 
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,
@@ -314,13 +363,13 @@ void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, i
            static_cast<int>(k), to);
 }
 
-void combine(const Gpu& gpu, const float* slots, const float* shared, const int32_t* slot_of, const Routing& routing,
+void combine(const Gpu& gpu, const ExpertResults& results, const int32_t* slot_of, const Routing& routing,
              const Tensor& y, Tensor* x) {
     const auto d = static_cast<int>(y.shape[1]);
     float* const stream = x == nullptr ? nullptr : x->row(0);
-    const bool vectors = d % 4 == 0 && reinterpret_cast<uintptr_t>(stream) % 16 == 0;
-    launch(gpu, vectors ? moe_combine_kernel<float4> : moe_combine_kernel<float>, static_cast<unsigned>(y.rows()), 256,
-           0, slots, shared, slot_of, routing.weights.row(0), static_cast<int>(routing.top_k), d, y.row(0), stream);
+    const bool vectors = d % 8 == 0 && reinterpret_cast<uintptr_t>(stream) % 16 == 0;
+    launch(gpu, vectors ? moe_combine_kernel<8> : moe_combine_kernel<1>, static_cast<unsigned>(y.rows()), 256, 0,
+           results, slot_of, routing.weights.row(0), static_cast<int>(routing.top_k), d, y.row(0), stream);
 }
 
 }  // namespace riptide::ops::cuda::prefill

@@ -168,6 +168,7 @@ void gemm_portable(const Gpu& gpu, const GemmProblem& p, const Out& out) {
 }
 
 template void gemm_portable(const Gpu&, const GemmProblem&, const OutF32&);
+template void gemm_portable(const Gpu&, const GemmProblem&, const OutBf16&);
 template void gemm_portable(const Gpu&, const GemmProblem&, const OutSwiglu&);
 
 }  // namespace riptide::ops::cuda::prefill

@@ -160,6 +160,7 @@ void gemm_hopper(const Gpu& gpu, const GemmProblem& p, const Out& out) {
 }
 
 template void gemm_hopper(const Gpu&, const GemmProblem&, const OutF32&);
+template void gemm_hopper(const Gpu&, const GemmProblem&, const OutBf16&);
 template void gemm_hopper(const Gpu&, const GemmProblem&, const OutSwiglu&);
 
 namespace {
@@ -173,6 +174,7 @@ void choose(const Gpu& gpu, const GemmProblem& p, const Out& out) {
 }  // namespace
 
 void gemm(const Gpu& gpu, const GemmProblem& p, const OutF32& out) { choose(gpu, p, out); }
+void gemm(const Gpu& gpu, const GemmProblem& p, const OutBf16& out) { choose(gpu, p, out); }
 void gemm(const Gpu& gpu, const GemmProblem& p, const OutSwiglu& out) { choose(gpu, p, out); }
 
 void OutF32::add(float* y, int begin, int cols, int64_t stride, float* residual) {

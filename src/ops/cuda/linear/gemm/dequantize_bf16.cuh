@@ -128,10 +128,13 @@ RT_HD Words4 decode8(uint32_t a, uint32_t b, const Affine& f) {
     return {{rounded_bf16(v[0], v[1]), rounded_bf16(v[2], v[3]), rounded_bf16(v[4], v[5]), rounded_bf16(v[6], v[7])}};
 }
 
+/// Rows of weights of a tile.
+inline constexpr int kTileRows = 256;
+
 /// One span of 256 columns of the rows of a tile in shared memory, two boxes of half the rows (swiglu: gate, then up):
 /// one plane behind the other, each row by row. Behind them the factors that the kernel makes of the scales: an Affine
 /// for each group of columns that shares one and each row, [group][row].
-template <DType T, int kTileRows>
+template <DType T>
 struct Span {
     static constexpr DType kType = T;
     static constexpr bool kSixBits = T == DType::planes_q6_k;
@@ -166,7 +169,7 @@ inline constexpr int kSecondColumn = kOrder == RowOrder::swiglu ? 0 : 8;
 
 /// Where a warp's sixteen rows lie in the boxes (and their columns in the results): rows g and g + 8 at row and row +
 /// kSecond; for swiglu a gate and the up of the same column.
-template <RowOrder kOrder, int kTileRows>
+template <RowOrder kOrder>
 struct FragmentPlace {
     static constexpr bool kPairs = kOrder == RowOrder::swiglu;
     static constexpr int kSecond = kPairs ? kTileRows / 2 : kSecondColumn<kOrder>;

@@ -172,8 +172,9 @@ __device__ __forceinline__ void multiply(float (&sum)[2][64], const Work& work, 
 
 // store: what a thread does with its sums. row: its first one; the second is 8 further on.
 
-__device__ __forceinline__ void store(const float (&sum)[2][64], const GemmProblem& p, const OutF32& out,
-                                      const Tile& tile, int row, int lane) {
+template <class Out>
+__device__ __forceinline__ void store(const float (&sum)[2][64], const GemmProblem& p, const Out& out, const Tile& tile,
+                                      int row, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (row + 8 * half >= tile.row_end) continue;
@@ -306,6 +307,7 @@ void start(const Gpu& gpu, const Fp8Problem& problem, const Out& out) {
 }  // namespace
 
 void gemm_fp8(const Gpu& gpu, const Fp8Problem& problem, const OutF32& out) { start(gpu, problem, out); }
+void gemm_fp8(const Gpu& gpu, const Fp8Problem& problem, const OutBf16& out) { start(gpu, problem, out); }
 void gemm_fp8(const Gpu& gpu, const Fp8Problem& problem, const OutFp8& out) { start(gpu, problem, out); }
 
 }  // namespace riptide::ops::cuda::prefill

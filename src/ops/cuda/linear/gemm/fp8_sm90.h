@@ -32,7 +32,7 @@ struct Fp8Matrix {
 };
 
 /// One product, or one for each expert if plan.row_first is set. With OutF32 the results of the matrices lie side by
-/// side, each from a multiple of 128 on; with OutFp8 there are two: gate and up.
+/// side, each from a multiple of 128 on; with OutBf16 there is one; with OutFp8 there are two: gate and up.
 struct Fp8Problem {
     static constexpr int kMost = 4;
     Fp8Rows a;
@@ -52,6 +52,7 @@ struct OutFp8 {
 };
 
 void gemm_fp8(const Gpu& gpu, const Fp8Problem& problem, const OutF32& out);
+void gemm_fp8(const Gpu& gpu, const Fp8Problem& problem, const OutBf16& out);
 void gemm_fp8(const Gpu& gpu, const Fp8Problem& problem, const OutFp8& out);
 
 /// Rows of x, normalised first if norm_weight is set (the bits of rms_norm), as Fp8Rows. f32: the same rows before
@@ -71,9 +72,9 @@ void fp8_swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_g
 
 /// A sparse layer's rows, in arena memory.
 struct Fp8Slots {
-    Fp8Rows inputs;  // sorted by expert, then ...
-    Fp8Rows rows;    // ... the rows themselves
-    float* results;  // [slots, d] when gate and up are done, in the same memory
+    Fp8Rows inputs;     // sorted by expert, then ...
+    Fp8Rows rows;       // ... the rows themselves
+    uint16_t* results;  // bf16 [slots, d] when gate and up are done, in the same memory
 };
 Fp8Slots alloc_fp8_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d);
 /// y, x: as combine(). The rows are in slots.rows. copy: as sort_routing().

@@ -108,6 +108,16 @@ __device__ __forceinline__ void store_row64(const OutF32& out, int64_t row, int 
     }
 }
 
+__device__ __forceinline__ void store_row64(const OutBf16& out, int64_t row, int n, int t, const float (&v)[16]) {
+#pragma unroll
+    for (int g = 0; g < 4; ++g) {
+        const int c = n + 4 * t + 16 * g;
+        if (c < out.stride)
+            *reinterpret_cast<uint2*>(out.y + row * out.stride + c) =
+                make_uint2(pack_bf16(v[4 * g], v[4 * g + 1]), pack_bf16(v[4 * g + 2], v[4 * g + 3]));
+    }
+}
+
 __device__ __forceinline__ void store_row64(const OutSwiglu& out, int64_t row, int n, int t, const float (&v)[16]) {
     const int c = n / 2 + 8 * t;
     float act[8];

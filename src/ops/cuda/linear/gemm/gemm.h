@@ -85,6 +85,12 @@ struct OutF32 {
     void add(float* y, int begin, int cols, int64_t stride, float* residual = nullptr);
 };
 
+/// bf16 results of one matrix, nearest even. RowOrder::f32.
+struct OutBf16 {
+    uint16_t* y = nullptr;  // [rows, stride], 16-byte aligned; what lies behind the columns is undefined
+    int64_t stride = 0;     // in eights
+};
+
 /// bf16 swiglu_value(gate, up) (row_math.cuh), [rows, stride], zero from column `cols` up to round_up(cols, 64).
 /// RowOrder::swiglu.
 struct OutSwiglu {
@@ -94,6 +100,7 @@ struct OutSwiglu {
 };
 
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutF32& out);
+void gemm(const Gpu& gpu, const GemmProblem& problem, const OutBf16& out);
 void gemm(const Gpu& gpu, const GemmProblem& problem, const OutSwiglu& out);
 
 /// The experts' product from weights as they lie on the device, decoded in the kernel. The bits are those of expand()
@@ -103,11 +110,13 @@ struct DecodingProblem {
     const Weight* first[2] = {};   // of expert 0: one for RowOrder::f32, gate and up for swiglu
     int64_t stride[2] = {};        // bytes from one expert to the next
     const Weight* shared[2] = {};  // of expert gemm.expert_end - 1, if that is the shared one; same type and shape
+    /// If set: what slot s of a routed expert multiplies is row source_of[s] of gemm.a. OutSwiglu only.
+    const int32_t* source_of = nullptr;
 };
 /// Whether gemm_decoding takes such weights: Hopper; q4_k, q5_k, q6_k; rows in 64s; q6_k of up to 2048 columns.
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);
-/// REQUIRES can_decode() of all weights; one piece of f32, without a residual.
-void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutF32& out);
+/// REQUIRES can_decode() of all weights.
+void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutBf16& out);
 void gemm_decoding(const Gpu& gpu, const DecodingProblem& job, const OutSwiglu& out);
 
 /// Weight rows [row_begin, row_begin + rows) as bf16 rows of B, nearest even, in `order`; `which`: see RowOrder.
