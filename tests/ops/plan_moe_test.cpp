@@ -163,5 +163,24 @@ TEST(PlanMoe, a_shared_expert_of_another_width_goes_alone) {
         }
 }
 
+/// Which sums a prompt's router has depends on the weight and the chip alone: prefill_router() sees no rows.
+TEST(PlanMoe, a_router_of_prompts_is_that_of_its_weight_and_chip) {
+    using moe::Router;
+    const auto is = [](DType type, int64_t cols, const Chip& chip, Router router) {
+        EXPECT_EQ(moe::prefill_router(chip, plan_weight(type, 256, cols)), router) << dtype_name(type) << " " << cols;
+    };
+    for (const NamedChip& named : kNamedChips) {
+        SCOPED_TRACE(named.name);
+        Chip chip = named.chip;
+        const Router old = chip.major >= 8 ? Router::prefill_tensor : Router::prefill_any;
+        is(DType::bf16, 2048, chip, chip.hopper() ? Router::prefill_sm90 : old);
+        is(DType::bf16, 2048 + 32, chip, old);
+        is(DType::f32, 2048, chip, old);
+        is(DType::bf16, 2048 + 16, chip, Router::prefill_any);
+        chip.portable = true;
+        is(DType::bf16, 2048, chip, Router::prefill_any);
+    }
+}
+
 }  // namespace
 }  // namespace riptide::ops::cuda

@@ -7,6 +7,7 @@
 #include "ops/cuda/backend.h"
 #include "ops/cuda/linear/gemm/gemm.h"
 #include "ops/cuda/moe/moe_prefill.h"
+#include "ops/cuda/moe/plan.h"
 #include "ops/norm.h"
 #include "tensor/half.h"
 #include "tests/ops/op_fixture.h"
@@ -203,6 +204,42 @@ TEST(PrefillRouter, is_f32_and_does_not_see_other_rows) {
                     router_logits(op.ctx, w, h.row(n - count), count, some);
                     EXPECT_TRUE(same_bits(values_of(some).data(), got.data() + (n - count) * experts,
                                           static_cast<size_t>(count * experts)));
+                }
+            }
+}
+
+/// Steps of many and of few rows have kernels of their own, or tiles of another width; blocks have several tiles.
+TEST(PrefillRouter, a_row_has_the_same_bits_in_steps_of_any_number) {
+    RT_GPU_ONLY();
+    for (const DType type : {DType::bf16, DType::f32})
+        for (const int64_t experts : {5, 72, 256})
+            for (const int64_t cols : {64, 320, 2048}) {  // 1, 5 and 32 stages of 64
+                if (brief_counts() && (cols == 320) != (experts == 256)) continue;
+                const RandomWeight m({type}, experts, cols, 7);
+                const int64_t n = cols == 320 && experts == 256 ? fewer(4300, 700) : fewer(200, 70);
+                OpContext op(1, int64_t{64} << 20);
+                const Weight w = op.weight(m.w);
+                const Tensor h = op.tensor(normals(static_cast<size_t>(n * cols), 8), {n, cols});
+                Tensor logits = op.ctx.alloc(DType::f32, {n, experts});
+                router_logits(op.ctx, w, h.row(0), n, logits);
+                const std::vector<float> all = values_of(logits);
+                const auto expect_last = [&](const Tensor& some, const std::string& what) {
+                    EXPECT_TRUE(same_bits(values_of(some).data(), all.data() + (n - some.rows()) * experts,
+                                          static_cast<size_t>(some.elements())))
+                        << dtype_name(type) << " " << experts << " x " << cols << ", " << what;
+                };
+                for (const int64_t count : {1, 7, 63, 64, 65, 129, 512, 600, 1100, 2100, 2200, 4200}) {
+                    if (count > n) continue;
+                    Tensor some = op.ctx.alloc(DType::f32, {count, experts});
+                    router_logits(op.ctx, w, h.row(n - count), count, some);
+                    expect_last(some, std::to_string(count) + " rows");
+                }
+                namespace moe = ops::cuda::moe;
+                if (moe::prefill_router(ops::cuda::chip_of(*op.ctx.gpu), w) != moe::Router::prefill_sm90) continue;
+                for (const int width : {16, 32, 64, 128}) {
+                    const Tensor some = op.ctx.alloc(DType::f32, {n, experts});
+                    router_logits_sm90(*op.ctx.gpu, w, h.row(0), n, some.row(0), width);
+                    expect_last(some, "tiles of " + std::to_string(width));
                 }
             }
 }

@@ -9,9 +9,14 @@
 namespace riptide::ops::cuda::prefill {
 
 /// logits[r, e] = sum_c w[e, c] h[r, c] with the accuracy of f32 sums. h: f32 [n, cols], 16-byte aligned. Columns in
-/// 32s go to tensor cores, in bf16 parts (router_prefill.cu); the others, and old chips, are f32 fused multiply-adds in
-/// ascending c. A row's bits do not depend on the other rows. Cost: up to six products of n x cols x rows.
+/// 32s go to tensor cores, in bf16 parts (router_prefill.cu, router_prefill_sm90.cu); the others, and old chips, are
+/// f32 fused multiply-adds in ascending c. A row's bits do not depend on the other rows. Cost: up to six products of n
+/// x cols x rows.
 void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Tensor& logits);
+
+/// The same for the routers of moe::Router::prefill_sm90 (router_prefill_sm90.cu). logits: 8-byte aligned. width:
+/// experts of a tile, 16, 32, 64 or 128, without influence on the result; 0: the fastest.
+void router_logits_sm90(const Gpu& gpu, const Weight& w, const float* h, int64_t n, float* logits, int width = 0);
 
 /// Sorts the entries (r, rank) of a routing by expert, stably: slot_of[r * top_k + rank] is the place of an entry.
 /// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows; source_of[slot] is the

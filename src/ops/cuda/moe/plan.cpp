@@ -235,6 +235,8 @@ bool takes_words(Case c) {
 }
 Router prefill_router(const Chip& chip, const Weight& router) {
     const bool tensor_cores = chip.major >= 8 && !chip.portable;
+    const bool bf16 = router.dtype == DType::bf16 && router.scale == 1.0f && router.row_bytes == 2 * router.cols;
+    if (chip.hopper() && bf16 && router.cols % 64 == 0) return Router::prefill_sm90;
     return tensor_cores && router.cols % 32 == 0 ? Router::prefill_tensor : Router::prefill_any;
 }
 bool dequant_weight(const Chip& chip, const Weight& w, int64_t stride) {
@@ -278,6 +280,7 @@ constexpr Name kRouterNames[] = {
     {"router_rows", "moe/router_rows.cu"},
     {"product", "linear/linear.cu"},
     {"router_any", "moe/moe_decode.cu"},
+    {"router_prefill_sm90", "moe/router_prefill_sm90.cu"},
     {"router_prefill_sm80", "moe/router_prefill.cu"},
     {"router_prefill_any", "moe/router_prefill.cu"},
 };

@@ -34,6 +34,7 @@ enum class Router {
     rows,            // router_rows.cu, rows prepared before, choice behind
     product,         // any product, then route_sigmoid
     any,             // moe_decode.cu
+    prefill_sm90,    // router_prefill_sm90.cu
     prefill_tensor,  // router_prefill.cu
     prefill_any,
 };
@@ -65,7 +66,7 @@ Choice choose(const Case& c);
 /// Whether words of the router would be taken, if the product before left them.
 bool takes_words(Case c);
 
-/// That of the prefill family.
+/// That of the prefill family: the same for any number of rows, since their sums differ.
 Router prefill_router(const Chip& chip, const Weight& router);
 /// Whether grouped GEMMs decode such experts, `stride` bytes apart, themselves.
 bool dequant_weight(const Chip& chip, const Weight& w, int64_t stride);

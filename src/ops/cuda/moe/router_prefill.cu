@@ -10,7 +10,7 @@
 // bound by one load and one product after the other; since then loads go one group ahead and four sums take turns: no
 // figure yet). Eight warps of a block take an eighth of the columns each and add up in order: the order is the same for
 // every number of rows. Fragments come straight from memory: a lane has eight neighbouring columns, two steps of the
-// tensor core.
+// tensor core. bf16 routers have router_prefill_sm90.cu on Hopper.
 #include "base/error.h"
 #include "ops/cuda/linear/gemm/gemm.cuh"
 #include "ops/cuda/moe/moe_prefill.h"
@@ -59,14 +59,6 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// Takes the next part off two values.
-__device__ __forceinline__ uint32_t next_part(float& low, float& high) {
-    const uint32_t part = pack_bf16(low, high);
-    low -= __uint_as_float(part << 16);
-    high -= __uint_as_float(part & 0xFFFF0000u);
-    return part;
 }
 
 /// Sixteen columns' sums of 16 rows x 32 experts, one after the other: products of one sum wait for each other, so
@@ -311,8 +303,9 @@ void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Ten
     if (n == 0) return;
     const ArenaScope scope(*ctx.arena);
     static_assert(kGroup == 32);  // what moe::prefill_router() asks
-    if (moe::prefill_router(chip_of(*ctx.gpu), w) == moe::Router::prefill_tensor)
-        return tensor_logits(ctx, w, h, n, logits);
+    const moe::Router router = moe::prefill_router(chip_of(*ctx.gpu), w);
+    if (router == moe::Router::prefill_sm90) return router_logits_sm90(*ctx.gpu, w, h, n, logits.row(0));
+    if (router == moe::Router::prefill_tensor) return tensor_logits(ctx, w, h, n, logits);
     const auto* weights = static_cast<const float*>(w.data);
     int64_t stride = w.row_bytes / 4;
     if (w.dtype != DType::f32 || w.scale != 1.0f) {

@@ -76,6 +76,14 @@ __device__ __forceinline__ uint4 pack_bf16(const float* v) {
     return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
 }
 
+/// Takes the next bf16 part off two values.
+__device__ __forceinline__ uint32_t next_part(float& low, float& high) {
+    const uint32_t part = pack_bf16(low, high);
+    low -= __uint_as_float(part << 16);
+    high -= __uint_as_float(part & 0xFFFF0000u);
+    return part;
+}
+
 // store_row64: what lane t of a quad does with its sixteen sums of one row: v[2 j + b] is the sum for row n + 8 j + 2 t
 // + b of the expert's B. n is a multiple of 64.
 

@@ -7,12 +7,12 @@
 namespace riptide::ops::cuda::prefill {
 
 /// Stages of kStageBytes, a multiple of 1024, in dynamic shared memory; behind them a barrier "it is there" and one
-/// "all have used it" for each.
-template <int kStages, int kStageBytes>
+/// "all have used it" for each, which takes kArrivals (a lane of each warp that multiplies, unless others use a stage).
+template <int kStages, int kStageBytes, int kArrivals = 8>
 struct GemmRing {
     static constexpr int kCount = kStages, kStage = kStageBytes;
     static constexpr int kShared = kCount * kStage + 1024 + 128;  // 1024: the base is rounded up; 128: barriers
-    static constexpr int kThreads = 3 * 128, kConsumerWarps = 8;
+    static constexpr int kThreads = 3 * 128, kUsers = kArrivals;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -27,7 +27,7 @@ __device__ __forceinline__ void run_gemm_ring(const Produce& produce, const Cons
     if (threadIdx.x == 0) {
         for (int s = 0; s < Ring::kCount; ++s) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, Ring::kConsumerWarps);
+            barrier_init(empty + 8 * s, Ring::kUsers);
         }
         barrier_init_fence();
     }
