@@ -241,13 +241,17 @@ void op_moe(benchmark::State& state) {
     rate(state, "TFLOP/s", 6.0 * static_cast<double>(state.range(0) * (kTopK + 1) * kHidden * kWidth));
 }
 
-/// type: f32 (six products of parts) or bf16 (three).
-void op_router(benchmark::State& state, DType type) {
+/// type: f32 (six products of parts) or bf16 (three). width: of Hopper's tiles; 0: as chosen.
+void op_router(benchmark::State& state, DType type, int width) {
     Device d;
     const Weight router = d.matrix(type, kExperts, kHidden);
     const Tensor h = d.rows(state.range(0), kHidden);
     Tensor logits = d.ctx.alloc(DType::f32, {state.range(0), kExperts});
-    measure(state, d, [&] { router_logits(d.ctx, router, h.row(0), h.rows(), logits); });
+    if (width != 0 && !d.gpu->hopper()) return state.SkipWithError("not on this device");
+    measure(state, d, [&] {
+        if (width == 0) router_logits(d.ctx, router, h.row(0), h.rows(), logits);
+        else router_logits_sm90(*d.gpu, router, h.row(0), h.rows(), logits.row(0), width);
+    });
     rate(state, "TFLOP/s", 2.0 * static_cast<double>(state.range(0) * kExperts * kHidden));
 }
 
@@ -270,8 +274,10 @@ int main(int argc, char** argv) {
     }
     add_rows("dense/qkvg", dense_from_planes, true);
     add_rows("dense/o", dense_from_planes, false);
-    add_rows("op/router_f32", op_router, DType::f32);
-    add_rows("op/router_bf16", op_router, DType::bf16);
+    add_rows("op/router_f32", op_router, DType::f32, 0);
+    add_rows("op/router_bf16", op_router, DType::bf16, 0);
+    for (const int width : {16, 32, 64, 128})
+        add_rows(("op/router_bf16/" + std::to_string(width)).c_str(), op_router, DType::bf16, width);
     add_rows("op/norm_qkvg", op_qkv);
     add_rows("op/moe_add", op_moe);
     benchmark::Initialize(&argc, argv);
