@@ -145,14 +145,8 @@ TEST(PrefillSort, is_a_stable_sort_by_expert) {
                     }
                     OpContext op(1, int64_t{8} << 20);
                     const std::vector<float> weights = normals(chosen.size(), 3);
-                    const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.tensor(weights, {n, k})},
-                        copy{k, op.ctx.alloc(DType::i32, {n, k}), op.ctx.alloc(DType::f32, {n, k})};
-                    const SortedRouting sorted =
-                        sort_routing(op.ctx, routing, experts, shared, skew == 2 ? nullptr : &copy);
-                    if (skew != 2) {
-                        EXPECT_EQ(download(op, copy.experts.row<int32_t>(0), n * k), chosen);
-                        expect_same_bits(values_of(copy.weights), weights, "weights");
-                    }
+                    const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.tensor(weights, {n, k})};
+                    const SortedRouting sorted = sort_routing(op.ctx, routing, experts, shared);
 
                     std::vector<int32_t> order(chosen.size()), slot_of(chosen.size()), source_of(chosen.size());
                     std::iota(order.begin(), order.end(), 0);

@@ -35,12 +35,12 @@ Fp8Slots alloc_fp8_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
     return {inputs, {inputs.values + sorted * d, inputs.scales + sorted * blocks}, reinterpret_cast<uint16_t*>(memory)};
 }
 
-void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, const Routing* copy,
-                 const ExpertWeights& w, const SharedExpert& shared, const Tensor& y, Tensor* x) {
+void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, const ExpertWeights& w,
+                 const SharedExpert& shared, const Tensor& y, Tensor* x) {
     const int64_t n = y.rows(), d = y.shape[1], ff = w.gate[0].rows, sorted_rows = n * routing.top_k;
     const bool has_shared = shared.gate != nullptr;
     const auto experts = static_cast<int>(w.gate.size());
-    const SortedRouting sorted = sort_routing(ctx, routing, experts, has_shared, copy);
+    const SortedRouting sorted = sort_routing(ctx, routing, experts, has_shared);
     const int64_t used = sorted_rows + (has_shared ? n : 0), blocks = d / kFp8Cols;
     spread_rows(*ctx.gpu, reinterpret_cast<const uint16_t*>(slots.rows.values), sorted.slot_of, n, routing.top_k, d / 2,
                 reinterpret_cast<uint16_t*>(slots.inputs.values));

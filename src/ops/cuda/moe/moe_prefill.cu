@@ -169,13 +169,13 @@ Slots alloc_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
     return {static_cast<uint16_t*>(ctx.arena->allocate(2 * (sorted + n) * k)), k, sorted};
 }
 
-/// y, x: as combine(). The bf16 rows of h are in slots.rows(). copy: as sort_routing().
+/// y, x: as combine(). The bf16 rows of h are in slots.rows().
 void run_experts(Context& ctx, const moe::Choice& choice, const Slots& slots, const Routing& routing,
-                 const Routing* copy, const ExpertWeights& w, const SharedExpert& shared, const Tensor& y, Tensor* x) {
+                 const ExpertWeights& w, const SharedExpert& shared, const Tensor& y, Tensor* x) {
     const int64_t n = y.rows(), ff = w.gate[0].rows;
     const bool has_shared = shared.gate != nullptr, joined = has_shared && shared.gate->rows == ff;
     const auto experts = static_cast<int>(w.gate.size());
-    const SortedRouting sorted = sort_routing(ctx, routing, experts, joined, copy);
+    const SortedRouting sorted = sort_routing(ctx, routing, experts, joined);
     const bool decodes = choice.up == moe::Experts::dequant_sm90;
     if (!decodes) spread_rows(*ctx.gpu, slots.rows(), sorted.slot_of, n, routing.top_k, slots.k, slots.data);
 
@@ -223,12 +223,12 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     if (choice.up == moe::Experts::fp8_sm90) {
         const Fp8Slots slots = alloc_fp8_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
         to_fp8(*ctx.gpu, x, nullptr, 0, slots.rows, nullptr);
-        fp8_experts(ctx, slots, routing, nullptr, weights, shared, y, nullptr);
+        fp8_experts(ctx, slots, routing, weights, shared, y, nullptr);
         return y;
     }
     const Slots slots = alloc_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
     to_bf16(*ctx.gpu, x, nullptr, 0, slots.rows(), slots.k, nullptr);
-    run_experts(ctx, choice, slots, routing, nullptr, weights, shared, y, nullptr);
+    run_experts(ctx, choice, slots, routing, weights, shared, y, nullptr);
     return y;
 }
 
@@ -244,14 +244,14 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     MoeResult result;
     result.y = ctx.alloc(DType::f32, {n, d});
     result.logits = ctx.alloc(DType::f32, {n, router.w->rows});
-    result.routing = {router.top_k, ctx.alloc(DType::i32, {n, router.top_k}), ctx.alloc(DType::f32, {n, router.top_k})};
+    result.routing = alloc_routing(ctx, n, router.top_k);
     if (n == 0) return result;
     const ArenaScope scope(*ctx.arena);
     float* h = result.y.row(0);  // until the sum comes there
-    // `routing` is given back at the end of the scope: the result is a copy.
-    const auto choose = [&] {
+    const auto choose = [&]() -> const Routing& {
         router_logits(ctx, *router.w, h, n, result.logits);
-        return route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+        route_sigmoid(ctx, result.logits, router.bias, router.scale, router.normalize, result.routing);
+        return result.routing;
     };
     x.int8 = nullptr;
     const moe::Choice choice = moe::choose({.family = Family::prefill,
@@ -264,11 +264,11 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     if (choice.up == moe::Experts::fp8_sm90) {
         const Fp8Slots slots = alloc_fp8_slots(ctx, n, router.top_k, d);
         to_fp8(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows, h);
-        fp8_experts(ctx, slots, choose(), &result.routing, weights, shared, result.y, &x);
+        fp8_experts(ctx, slots, choose(), weights, shared, result.y, &x);
     } else {
         const Slots slots = alloc_slots(ctx, n, router.top_k, d);
         to_bf16(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows(), slots.k, h);
-        run_experts(ctx, choice, slots, choose(), &result.routing, weights, shared, result.y, &x);
+        run_experts(ctx, choice, slots, choose(), weights, shared, result.y, &x);
     }
     return result;
 }

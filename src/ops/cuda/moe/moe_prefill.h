@@ -21,14 +21,13 @@ void router_logits_sm90(const Gpu& gpu, const Weight& w, const float* h, int64_t
 /// Sorts the entries (r, rank) of a routing by expert, stably: slot_of[r * top_k + rank] is the place of an entry.
 /// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows; source_of[slot] is the
 /// one of these that has the row of a routed slot. All in arena memory.
-/// copy: tensors that become a copy of the routing, or null. REQUIRES at most 1024 experts.
+/// REQUIRES at most 1024 experts.
 struct SortedRouting {
     GroupPlan plan;
     int32_t *slot_of = nullptr, *source_of = nullptr;
     int64_t experts = 0;
 };
-SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared,
-                           const Routing* copy = nullptr);
+SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared);
 
 /// to[slot_of[r, i]] = from[r] for all i: bf16 rows of k values.
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,

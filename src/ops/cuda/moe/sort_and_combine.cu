@@ -128,12 +128,10 @@ __device__ __forceinline__ int take_places(int e, int32_t* next) {
     return base + rank;
 }
 
-// Few entries: all of the sort, and the copy of the routing, in one block.
+// Few entries: all of the sort in one block.
 constexpr int kFewEntries = 8192, kFewExperts = 256, kFewWarps = kMostExperts / 32;
 
-__global__ void __launch_bounds__(kMostExperts)
-    moe_sort_few_kernel(const int32_t* chosen, const float* weights, int32_t* to_chosen, float* to_weights,
-                        const PlanArgs a) {
+__global__ void __launch_bounds__(kMostExperts) moe_sort_few_kernel(const int32_t* chosen, const PlanArgs a) {
     pdl_trigger();
     constexpr int kRounds = kFewEntries / kMostExperts;
     __shared__ int32_t next[kFewWarps][kFewExperts], start[kFewExperts];
@@ -148,9 +146,6 @@ __global__ void __launch_bounds__(kMostExperts)
     for (int r = 0; r < kRounds; ++r) {
         const int i = first + 32 * r;
         expert[r] = r < rounds && i < a.entries ? chosen[i] : -1;
-        if (expert[r] < 0 || to_chosen == nullptr) continue;
-        to_chosen[i] = expert[r];
-        to_weights[i] = weights[i];
     }
 #pragma unroll
     for (int r = 0; r < kRounds; ++r)
@@ -182,16 +177,17 @@ __global__ void __launch_bounds__(kSortThreads)
     for (int i = thread; i < kSortWarps * experts; i += kSortThreads) next[i] = 0;
     __syncthreads();
     pdl_wait();
-    constexpr int kStretch = kChunk / kSortWarps;
-    const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kStretch, end = min(a.entries, begin + kStretch);
+    constexpr int kStretch = kChunk / kSortWarps, kRounds = kStretch / 32;
+    const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kStretch + lane;
     int32_t* mine = next + warp * experts;
-    const auto pass = [&](bool place) {
-        for (int first = begin; first < end; first += 32) {
-            const int i = first + lane, e = i < end ? chosen[i] : -1, at = take_places(e, mine);
-            if (place && e >= 0) a.place(i, at);
-        }
-    };
-    pass(false);
+    int expert[kRounds], place[kRounds];
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+        const int i = begin + 32 * r;
+        expert[r] = i < a.entries ? chosen[i] : -1;
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) place[r] = take_places(expert[r], mine);
     __syncthreads();
     for (int e = thread; e < experts; e += kSortThreads) {
         int sum = a.row_first[e] + before[int64_t{blockIdx.x} * experts + e];
@@ -202,7 +198,9 @@ __global__ void __launch_bounds__(kSortThreads)
         }
     }
     __syncthreads();
-    pass(true);
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r)
+        if (expert[r] >= 0) a.place(begin + 32 * r, mine[expert[r]] + place[r]);
 }
 
 // ---- moving rows -------------------------------------------------------------------------------
@@ -303,21 +301,11 @@ __global__ void __launch_bounds__(256, 3)
     }
 }
 
-__global__ void __launch_bounds__(256)
-    moe_copy_kernel(const int32_t* experts, const float* weights, int n, int32_t* to_experts, float* to_weights) {
-    pdl_trigger();
-    pdl_wait();
-    const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
-    if (i >= n) return;
-    to_experts[i] = experts[i];
-    to_weights[i] = weights[i];
-}
-
 int32_t* alloc_i32(Context& ctx, int64_t n) { return static_cast<int32_t*>(ctx.arena->allocate(4 * n)); }
 
 }  // namespace
 
-SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared, const Routing* copy) {
+SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared) {
     const int64_t n = routing.experts.rows(), entries = n * routing.top_k, chunks = (entries + kChunk - 1) / kChunk;
     RT_CHECK(experts <= kMostExperts, "{} experts: at most {} on a GPU", experts, kMostExperts);
     const int64_t tiles = entries / kTileM + experts + (shared ? n / kTileM + 1 : 0);  // at most
@@ -338,16 +326,10 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
                            slot_of,
                            source_of};
     const GroupPlan groups = {row_first, tile_first, tile_expert, e};
-    auto* const to_chosen = copy == nullptr ? nullptr : static_cast<int32_t*>(copy->experts.data);
-    float* const to_weights = copy == nullptr ? nullptr : copy->weights.row(0);
-    const auto* const weights = static_cast<const float*>(routing.weights.data);
     if (entries <= kFewEntries && experts <= kFewExperts) {
-        launch(*ctx.gpu, moe_sort_few_kernel, 1, kMostExperts, 0, chosen, weights, to_chosen, to_weights, plan);
+        launch(*ctx.gpu, moe_sort_few_kernel, 1, kMostExperts, 0, chosen, plan);
         return {groups, slot_of, source_of, experts};
     }
-    if (copy != nullptr)
-        launch(*ctx.gpu, moe_copy_kernel, static_cast<unsigned>(ceil_div(all, 256)), 256, 0, chosen, weights, all,
-               to_chosen, to_weights);
     int32_t* counts = alloc_i32(ctx, chunks * experts);
     const auto blocks = static_cast<unsigned>(chunks);
     launch(*ctx.gpu, moe_count_kernel, blocks, kSortThreads, 0, chosen, all, e, counts);

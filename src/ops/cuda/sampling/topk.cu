@@ -269,13 +269,12 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k) {
 
 namespace {
 
-Routing route(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
-              bool normalize, bool softmax) {
-    const int64_t n = logits.rows(), experts = logits.shape[1];
+void route(Context& ctx, const Tensor& logits, std::span<const float> bias, float scale, bool normalize, bool softmax,
+           const Routing& to) {
+    const int64_t n = logits.rows(), experts = logits.shape[1], top_k = to.top_k;
     RT_CHECK(experts <= kMostExperts && top_k <= 32, "{} of {} experts, but GPU kernels choose at most 32 of {}", top_k,
              experts, kMostExperts);
-    Routing routing{top_k, ctx.alloc(DType::i32, {n, top_k}), ctx.alloc(DType::f32, {n, top_k})};
-    if (n == 0) return routing;
+    if (n == 0) return;
     const RouteTask task{logits.row(0),
                          bias.empty() ? nullptr : bias.data(),
                          static_cast<int>(n),
@@ -284,22 +283,34 @@ Routing route(Context& ctx, const Tensor& logits, std::span<const float> bias, i
                          scale,
                          normalize,
                          softmax,
-                         routing.experts.row<int32_t>(0),
-                         routing.weights.row(0)};
+                         to.experts.row<int32_t>(0),
+                         to.weights.row(0)};
     launch(*ctx.gpu, experts <= 256 ? route_kernel<8> : route_kernel<kMostExperts / 32>,
            static_cast<unsigned>((n + kRouteRows - 1) / kRouteRows), 32 * kRouteRows, 0, task);
-    return routing;
 }
 
 }  // namespace
 
+Routing alloc_routing(Context& ctx, int64_t n, int64_t top_k) {
+    return {top_k, ctx.alloc(DType::i32, {n, top_k}), ctx.alloc(DType::f32, {n, top_k})};
+}
+
+void route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, float scale, bool normalize,
+                   const Routing& to) {
+    route(ctx, logits, bias, scale, normalize, false, to);
+}
+
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize) {
-    return route(ctx, logits, bias, top_k, scale, normalize, false);
+    const Routing routing = alloc_routing(ctx, logits.rows(), top_k);
+    route_sigmoid(ctx, logits, bias, scale, normalize, routing);
+    return routing;
 }
 
 Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k) {
-    return route(ctx, logits, {}, top_k, 1.0f, true, true);
+    const Routing routing = alloc_routing(ctx, logits.rows(), top_k);
+    route(ctx, logits, {}, 1.0f, true, true, routing);
+    return routing;
 }
 
 }  // namespace riptide::ops::cuda
