@@ -102,7 +102,7 @@ struct SparseLayer {
     std::vector<Weight> down_q4_k = d.experts(DType::q4_k, kHidden, kWidth);
     Weight gate = d.matrix(DType::q4_k, kWidth, kHidden), up = d.matrix(DType::q4_k, kWidth, kHidden),
            down = d.matrix(DType::q6_k, kHidden, kWidth), shared_q4_k = d.matrix(DType::q4_k, kHidden, kWidth),
-           router = d.matrix(DType::f32, kExperts, kHidden);
+           router = d.matrix(DType::bf16, kExperts, kHidden);
     std::span<const float> norm = d.store.floats(std::vector<float>(kHidden, 1.0f));
     SparseLayer() { d.store.finish(); }
 };
@@ -132,8 +132,7 @@ void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
     if (!can_decode(*d.gpu, one[0], stride(one))) return state.SkipWithError("not on this device");
     DecodingProblem job;
     GemmProblem& p = job.gemm;
-    const SortedRouting sorted = sort_routing(d.ctx, random_routing(d, rows), kExperts, true);
-    p.plan = sorted.plan;
+    p.plan = sort_routing(d.ctx, random_routing(d, rows), kExperts, true).plan;
     p.rows = static_cast<int>(slots), p.n = static_cast<int>(n), p.k = static_cast<int>(k);
     p.expert_end = kExperts + 1;
     void* a = d.arena.allocate(2 * slots * k);
@@ -146,7 +145,6 @@ void experts_from_planes(benchmark::State& state, Product which, bool decoded) {
     }
     job.first[0] = &one[0], job.stride[0] = stride(one), job.shared[0] = &shared;
     if (first) job.first[1] = &l.experts.up[0], job.stride[1] = stride(l.experts.up), job.shared[1] = &l.up;
-    if (first) job.source_of = sorted.source_of;
     void* y = d.arena.allocate(2 * slots * (first ? kWidth : kHidden));
     auto* b = static_cast<uint16_t*>(decoded ? nullptr : d.arena.allocate(2 * (kExperts + 1) * n * k));
     const auto expand_one = [&](const Weight& w, int which_row, int64_t at, int experts, int64_t bytes) {

@@ -148,7 +148,7 @@ TEST(PrefillSort, is_a_stable_sort_by_expert) {
                     const ops::Routing routing{k, op.int_tensor(chosen, {n, k}), op.tensor(weights, {n, k})};
                     const SortedRouting sorted = sort_routing(op.ctx, routing, experts, shared);
 
-                    std::vector<int32_t> order(chosen.size()), slot_of(chosen.size()), source_of(chosen.size());
+                    std::vector<int32_t> order(chosen.size()), slot_of(chosen.size());
                     std::iota(order.begin(), order.end(), 0);
                     const auto expert_at = [&](int32_t i) { return chosen[static_cast<size_t>(i)]; };
                     std::stable_sort(order.begin(), order.end(),
@@ -156,13 +156,11 @@ TEST(PrefillSort, is_a_stable_sort_by_expert) {
                     std::vector<int> counts(static_cast<size_t>(experts) + 1);
                     for (size_t i = 0; i < order.size(); ++i) {
                         slot_of[static_cast<size_t>(order[i])] = static_cast<int32_t>(i);
-                        source_of[i] = static_cast<int32_t>(n * k + order[i] / k);
                         ++counts[static_cast<size_t>(expert_at(order[i]))];
                     }
                     counts.back() = shared ? static_cast<int>(n) : 0;
                     const HostPlan plan(counts, true);
                     EXPECT_EQ(download(op, sorted.slot_of, n * k), slot_of);
-                    EXPECT_EQ(download(op, sorted.source_of, n * k), source_of);
                     EXPECT_EQ(download(op, sorted.plan.row_first, experts + 2), plan.row_first);
                     EXPECT_EQ(download(op, sorted.plan.tile_first, experts + 2), plan.tile_first);
                     EXPECT_EQ(download(op, sorted.plan.tile_expert, plan.tile_first.back()), plan.tile_expert);

@@ -14,12 +14,15 @@
 // and on in sixteens.
 // Rows of gate and up alternate by eights: one thread has both sums of a column.
 //
-// What limits it (H200, 2026-11-29, profiler): schedulers issue in half of the cycles; next to products, which keep the
-// register file busy, an instruction waits for its operands, the one before it and the pipe. Tried (us, gate and up of
-// 4,096 and 16,384 rows in Q4_K; as it is 452 and 1,390; before, with two warpgroups of 2 x 64 rows, 550 and 1,612):
+// What limits it (H200, profiler): schedulers issue in half of the cycles; next to products, which keep the register
+// file busy, an instruction waits for its operands, the one before it and the pipe. Tried (us, gate and up of 4,096 and
+// 16,384 rows in Q4_K; then 452 and 1,390, now, with neighbouring columns stored together, 424 and 1,305; two warpgroups
+// with 2 x 64 rows: 550 and 1,612):
 //   products that run while the same warpgroup decodes: 458 and 1,381 with 128 rows of A always; with several sizes of
 //     tiles ptxas finds no registers for it and waits for each product (C7512);
 //   two warpgroups with up to 192 (256) rows of A, so that more share what is decoded: 489 and 1,690 (487 and 1,628);
+//   rows of A fetched from where they lie instead of spread before, by a warp with cp.async: 466 and 1,479, as much
+//     more as spreading takes (40 and 150): the warp's instructions are missing on its scheduler;
 //   weights to f16, 13 instead of 24 instructions (wrong values, for timing): 408 and 1,285; 15 % less at 512 rows. It
 //     would need rows of A in f16, whose range a row's scale would have to keep; not begun.
 #include "base/error.h"
@@ -35,7 +38,7 @@ using Ring = Stages<T, T == DType::planes_q6_k ? 3 : 4, T == DType::planes_q4_k 
 
 constexpr int kWorkThreads = 2 * kTileRows,  // 64 rows for each warpgroup that multiplies
     kThreads = 128 + kWorkThreads;
-constexpr int kFeedRegisters = 64, kWorkRegisters = 104;  // of a thread
+constexpr int kFeedRegisters = 56, kWorkRegisters = 104;  // of a thread
 static_assert(128 * kFeedRegisters + kWorkThreads * kWorkRegisters <= kThreads * (65536 / kThreads / 8 * 8));
 
 /// make_tile for as many rows of A as the tile needs.
@@ -56,17 +59,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr RowOrder kOrder = order_of<Out>();
     extern __shared__ uint8_t memory[];
     const Layout<Ring<T>> at((shared_address(memory) + 1023u) & ~1023u);
-    constexpr bool kMayGather = kOrder == RowOrder::swiglu;
-    const bool gathers = kMayGather && work.source_of != nullptr;
-    if (threadIdx.x == 0) at.init(kWorkThreads / 32, gathers);
+    if (threadIdx.x == 0) at.init(kWorkThreads / 32);
     __syncthreads();
     pdl_wait();
     const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 128), 0);
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFeedRegisters));
         if (threadIdx.x == 0) feed_planes<kOrder>(maps, work, at);
-        if (kMayGather && gathers && threadIdx.x / 32 == 1) gather_rows(work, at);
-        if (!gathers && threadIdx.x == 32) {
+        if (threadIdx.x == 32) {
             asm volatile("fence.proxy.async.global;" ::: "memory");  // earlier kernels wrote A with plain stores
             feed_rows(maps, work.p, at);
         }
@@ -86,7 +86,6 @@ template <class Out>
 void start(const Gpu& gpu, const DecodingProblem& job, const Out& out) {
     RT_ASSERT(job.gemm.plan.row_first != nullptr && job.gemm.expert_begin == 0);
     if (job.gemm.rows == 0) return;
-    RT_ASSERT(job.source_of == nullptr || int64_t{job.gemm.rows} * job.gemm.k * 2 <= UINT32_MAX);
     with_planes(job, [&](auto type) {
         constexpr DType kType = decltype(type)::value;
         launch_decoding<Ring<kType>>(gpu, job, out, grouped_gemm_dequant_kernel<kType, Out>, kThreads);

@@ -43,7 +43,6 @@ struct Work {
     GemmProblem p;
     int shared_expert;  // its number; -1 if none
     int matrix_rows;    // of a weight
-    const int32_t* source_of;
 };
 
 template <class Out>
@@ -53,9 +52,8 @@ constexpr RowOrder order_of() {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes (of rows that are
-/// gathered: one of each lane); made: one of each maker; empty_a: one of each warp that multiplies; empty_span: one of
-/// each of its lanes, since they read the span themselves.
+/// Addresses of the stages and their barriers in shared memory. full: one arrival and the bytes; made: one of each
+/// maker; empty_a: one of each warp that multiplies; empty_span: one of each of its lanes, which read it themselves.
 template <class R>
 struct Layout {
     uint32_t a, spans, full_a, empty_a, full_span, made, empty_span, quick;
@@ -69,9 +67,8 @@ struct Layout {
           empty_span(made + 8 * R::kStagesSpan),
           quick(empty_span + 8 * R::kStagesSpan) {}
     /// By one thread, once.
-    __device__ __forceinline__ void init(int warps, bool gathers) const {
-        for (int s = 0; s < R::kStagesA; ++s)
-            barrier_init(full_a + 8 * s, gathers ? 32 : 1), barrier_init(empty_a + 8 * s, warps);
+    __device__ __forceinline__ void init(int warps) const {
+        for (int s = 0; s < R::kStagesA; ++s) barrier_init(full_a + 8 * s, 1), barrier_init(empty_a + 8 * s, warps);
         for (int s = 0; s < R::kStagesSpan; ++s) {
             barrier_init(full_span + 8 * s, 1);
             barrier_init(made + 8 * s, kMakers);
@@ -127,59 +124,6 @@ __device__ __forceinline__ void feed_rows(const Maps& maps, const GemmProblem& p
                          tile.row + box * kBoxRows);
         }
     });
-}
-
-__device__ __forceinline__ void load16(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-/// One warp: A's rows from where they lie (DecodingProblem::source_of), sixteen bytes a lane at a time, as a box of
-/// them would lie. A stage is told of when the next one has been asked for. Rows behind the last are the last.
-template <class R>
-__device__ __forceinline__ void gather_rows(const Work& work, const Layout<R>& at) {
-    constexpr int kPieces = kTileK * 2 / 16, kRowsAtOnce = 32 / kPieces, kTurns = kTileM / kRowsAtOnce;
-    constexpr int kTwoTurns = 2 * kRowsAtOnce * kTileK * 2;  // bytes: the pattern of a box
-    const GemmProblem& p = work.p;
-    const int steps = p.k / kTileK, lane = static_cast<int>(threadIdx.x % 32), row = lane / kPieces;
-    const uint32_t piece = static_cast<uint32_t>(lane % kPieces) * 16;
-    // Where this lane's pieces lie in a stage: of even and of odd turns.
-    const uint32_t place[2] = {swizzled128(row, lane % kPieces), swizzled128(row + kRowsAtOnce, lane % kPieces)};
-    const auto tell = [&](uint32_t stage) {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        barrier_arrive(at.full_a + 8 * stage);
-    };
-    Turn<R::kStagesA> turn;
-    uint32_t asked = R::kStagesA;  // the stage before; none yet
-    for_tiles(p, [&](const Tile& tile) {
-        const int rows = ceil_div(tile.row_end - tile.row, kBoxRows) * kBoxRows;
-        const bool shared = tile.expert == work.shared_expert;
-        uint32_t source[kTurns];  // of this lane's pieces, in bytes
-#pragma unroll
-        for (int i = 0; i < kTurns; ++i) {
-            const int slot = min(tile.row + kRowsAtOnce * i + row, tile.row_end - 1);
-            source[i] =
-                static_cast<uint32_t>(shared ? slot : work.source_of[slot]) * static_cast<uint32_t>(p.k * 2) + piece;
-        }
-        const char* from = static_cast<const char*>(p.a);
-        for (int step = 0; step < steps; ++step, turn.next(), from += kTileK * 2) {
-            const uint32_t to = at.a + turn.stage * R::kStageA;
-            barrier_wait(at.empty_a + 8 * turn.stage, turn.parity ^ 1);  // the first round passes at once
-#pragma unroll
-            for (int i = 0; i < kTurns; ++i) {
-                if (i % 4 == 0 && i * kRowsAtOnce >= rows) break;  // rows come in sixteens
-                load16(to + place[i % 2] + static_cast<uint32_t>(i / 2 * kTwoTurns), from + source[i]);
-            }
-            asm volatile("cp.async.commit_group;" ::: "memory");
-            if (asked < R::kStagesA) {
-                asm volatile("cp.async.wait_group 1;" ::: "memory");
-                tell(asked);
-            }
-            asked = turn.stage;
-        }
-    });
-    if (asked == R::kStagesA) return;
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    tell(asked);
 }
 
 /// One thread: the planes, in two boxes; what lies behind a matrix's last row is zero, or (d) left as it is.
@@ -334,7 +278,7 @@ Maps maps_of(const DecodingProblem& job) {
     const int experts = p.expert_end - p.expert_begin, kinds = order_of<Out>() == RowOrder::swiglu ? 2 : 1;
     const bool shared = job.shared[0] != nullptr;
     Maps maps = {};
-    if (job.source_of == nullptr) maps.a = bf16_boxes(p.a, p.rows, p.k, kBoxRows);
+    maps.a = bf16_boxes(p.a, p.rows, p.k, kBoxRows);
     for (int i = 0; i < kinds; ++i) {
         maps.planes[0][i] = planes_of<S>(*job.first[i], experts - (shared ? 1 : 0), job.stride[i]);
         if (shared) maps.planes[1][i] = planes_of<S>(*job.shared[i], 1, 0);
@@ -347,8 +291,7 @@ template <class R, class Out, class Kernel>
 void launch_decoding(const Gpu& gpu, const DecodingProblem& job, const Out& out, Kernel kernel, int threads) {
     const GemmProblem& p = job.gemm;
     const int experts = p.expert_end - p.expert_begin;
-    const Work work = {p, job.shared[0] != nullptr ? p.expert_end - 1 : -1, static_cast<int>(job.first[0]->rows),
-                       job.source_of};
+    const Work work = {p, job.shared[0] != nullptr ? p.expert_end - 1 : -1, static_cast<int>(job.first[0]->rows)};
     const int64_t tiles = int64_t{ceil_div(p.rows, kTileM) + experts} * ceil_div(p.n, kTileRows);  // at most
     RT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kShared));
     const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, gpu.info().sm_count));

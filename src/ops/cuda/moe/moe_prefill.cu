@@ -86,8 +86,7 @@ bool same_planes(const Weight& a, const Weight& b) {
 /// The product of all experts (`experts` of them, the shared one included) with their slots.
 template <class Out>
 void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, const GroupPlan& plan, int experts,
-                     const uint16_t* a, int64_t slots, int64_t k, moe::Experts kernel, const int32_t* source_of,
-                     const Out& out) {
+                     const uint16_t* a, int64_t slots, int64_t k, moe::Experts kernel, const Out& out) {
     const Weight& first = kinds[0].each->front();
     const auto routed = static_cast<int>(kinds[0].each->size());
     DecodingProblem job;
@@ -112,7 +111,6 @@ void expert_products(Context& ctx, std::span<const Kind> kinds, RowOrder order, 
         job.shared[0] = job.shared[1] = nullptr;
         problem.expert_end = routed;
     }
-    job.source_of = source_of;
     gemm_decoding(*ctx.gpu, job, out);
     if (problem.expert_end == experts) return;
     problem.expert_begin = routed;
@@ -155,8 +153,7 @@ void check_experts(const ExpertWeights& w, const SharedExpert& shared, int64_t d
 }
 
 /// Memory of a layer: slots (top_k for each row, then the rows themselves) of k bf16 values. First the inputs of the
-/// experts (of routed ones only where a product does not fetch them from the rows themselves); when gate and up are
-/// done, their results.
+/// experts; when gate and up are done, their results.
 struct Slots {
     uint16_t* data;
     int64_t k;
@@ -176,8 +173,7 @@ void run_experts(Context& ctx, const moe::Choice& choice, const Slots& slots, co
     const bool has_shared = shared.gate != nullptr, joined = has_shared && shared.gate->rows == ff;
     const auto experts = static_cast<int>(w.gate.size());
     const SortedRouting sorted = sort_routing(ctx, routing, experts, joined);
-    const bool decodes = choice.up == moe::Experts::dequant_sm90;
-    if (!decodes) spread_rows(*ctx.gpu, slots.rows(), sorted.slot_of, n, routing.top_k, slots.k, slots.data);
+    spread_rows(*ctx.gpu, slots.rows(), sorted.slot_of, n, routing.top_k, slots.k, slots.data);
 
     ExpertResults results = {slots.data, slots.k};
     if (joined) {
@@ -192,9 +188,9 @@ void run_experts(Context& ctx, const moe::Choice& choice, const Slots& slots, co
     auto* act = static_cast<uint16_t*>(ctx.arena->allocate(2 * used * width));
     const Kind first[] = {{&w.gate, shared.gate, 0}, {&w.up, shared.up, 1}};
     expert_products(ctx, first, RowOrder::swiglu, sorted.plan, all, slots.data, used, slots.k, choice.up,
-                    decodes ? sorted.source_of : nullptr, OutSwiglu{act, static_cast<int>(ff), width});
+                    OutSwiglu{act, static_cast<int>(ff), width});
     const Kind second[] = {{&w.down, shared.down, 0}};
-    expert_products(ctx, second, RowOrder::f32, sorted.plan, all, act, used, width, choice.down, nullptr,
+    expert_products(ctx, second, RowOrder::f32, sorted.plan, all, act, used, width, choice.down,
                     OutBf16{slots.data, slots.k});
     combine(*ctx.gpu, results, sorted.slot_of, routing, y, x);
 }

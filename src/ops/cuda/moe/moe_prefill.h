@@ -19,12 +19,11 @@ void router_logits(Context& ctx, const Weight& w, const float* h, int64_t n, Ten
 void router_logits_sm90(const Gpu& gpu, const Weight& w, const float* h, int64_t n, float* logits, int width = 0);
 
 /// Sorts the entries (r, rank) of a routing by expert, stably: slot_of[r * top_k + rank] is the place of an entry.
-/// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows; source_of[slot] is the
-/// one of these that has the row of a routed slot. All in arena memory.
+/// Slots [n top_k, n top_k + n) belong to the shared expert, if there is one, in order of rows. All in arena memory.
 /// REQUIRES at most 1024 experts.
 struct SortedRouting {
     GroupPlan plan;
-    int32_t *slot_of = nullptr, *source_of = nullptr;
+    int32_t* slot_of = nullptr;
     int64_t experts = 0;
 };
 SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts, bool shared);

@@ -3,7 +3,7 @@
 // For n rows of d = 2048, top 8 of 256 experts, 16384 rows on an H200 (floor at 4.5 TB/s):
 //   sort     0.5 MB in, 0.5 MB out three times: launches, about 10 us; up to 8192 entries in one block, 3 to 4 us
 //            expected (copy, count, plan and place took 21 us for 512 rows, 2026-11-21: latency of four launches)
-//   spread   2 bytes * n d (1 + top_k) = 0.6 GB: 0.13 ms; not for products that fetch rows where they lie
+//   spread   2 bytes * n d (1 + top_k) = 0.6 GB: 0.13 ms
 //   combine  2 bytes * n d (top_k + 1) + 4 bytes * 3 n d = 1.0 GB: 0.22 ms
 #include "base/error.h"
 #include "ops/cuda/linear/gemm/gemm.cuh"
@@ -50,14 +50,8 @@ __device__ __forceinline__ int block_scan(int v, int32_t* warps) {
 
 /// What a sort gives (GroupPlan), and what it is told.
 struct PlanArgs {
-    int experts, entries, shared_rows, top_k;
-    int32_t *row_first, *tile_first, *tile_expert, *slot_of, *source_of;
-
-    /// Entry i has this slot.
-    __device__ __forceinline__ void place(int i, int slot) const {
-        slot_of[i] = slot;
-        source_of[slot] = entries + i / top_k;
-    }
+    int experts, entries, shared_rows;
+    int32_t *row_first, *tile_first, *tile_expert, *slot_of;
 };
 
 /// By 1024 threads: thread e has the entries of expert e, 0 behind the last. Writes the plan; the first slot of expert
@@ -165,7 +159,7 @@ __global__ void __launch_bounds__(kMostExperts) moe_sort_few_kernel(const int32_
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kRounds; ++r)
-        if (expert[r] >= 0) a.place(first + 32 * r, start[expert[r]] + next[warp][expert[r]] + place[r]);
+        if (expert[r] >= 0) a.slot_of[first + 32 * r] = start[expert[r]] + next[warp][expert[r]] + place[r];
 }
 
 /// Each warp places a stretch of kChunk / 8 entries of its chunk, 32 at a time in order.
@@ -200,7 +194,7 @@ __global__ void __launch_bounds__(kSortThreads)
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kRounds; ++r)
-        if (expert[r] >= 0) a.place(begin + 32 * r, mine[expert[r]] + place[r]);
+        if (expert[r] >= 0) a.slot_of[begin + 32 * r] = mine[expert[r]] + place[r];
 }
 
 // ---- moving rows -------------------------------------------------------------------------------
@@ -313,22 +307,14 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     int32_t* row_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_first = alloc_i32(ctx, experts + 2);
     int32_t* tile_expert = alloc_i32(ctx, tiles);
-    int32_t *slot_of = alloc_i32(ctx, entries), *source_of = alloc_i32(ctx, entries);
+    int32_t* slot_of = alloc_i32(ctx, entries);
     const auto* chosen = static_cast<const int32_t*>(routing.experts.data);
     const auto all = static_cast<int>(entries), e = static_cast<int>(experts);
-    const PlanArgs plan = {e,
-                           all,
-                           static_cast<int>(shared ? n : 0),
-                           static_cast<int>(routing.top_k),
-                           row_first,
-                           tile_first,
-                           tile_expert,
-                           slot_of,
-                           source_of};
+    const PlanArgs plan = {e, all, static_cast<int>(shared ? n : 0), row_first, tile_first, tile_expert, slot_of};
     const GroupPlan groups = {row_first, tile_first, tile_expert, e};
     if (entries <= kFewEntries && experts <= kFewExperts) {
         launch(*ctx.gpu, moe_sort_few_kernel, 1, kMostExperts, 0, chosen, plan);
-        return {groups, slot_of, source_of, experts};
+        return {groups, slot_of, experts};
     }
     int32_t* counts = alloc_i32(ctx, chunks * experts);
     const auto blocks = static_cast<unsigned>(chunks);
@@ -336,7 +322,7 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
     launch(*ctx.gpu, moe_plan_kernel, 1, kMostExperts, 0, counts, static_cast<int>(chunks), plan);
     launch(*ctx.gpu, moe_place_kernel, blocks, kSortThreads, static_cast<size_t>(kSortWarps * experts * 4), chosen,
            counts, plan);
-    return {groups, slot_of, source_of, experts};
+    return {groups, slot_of, experts};
 }
 
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,

@@ -110,8 +110,6 @@ struct DecodingProblem {
     const Weight* first[2] = {};   // of expert 0: one for RowOrder::f32, gate and up for swiglu
     int64_t stride[2] = {};        // bytes from one expert to the next
     const Weight* shared[2] = {};  // of expert gemm.expert_end - 1, if that is the shared one; same type and shape
-    /// If set: what slot s of a routed expert multiplies is row source_of[s] of gemm.a. OutSwiglu only.
-    const int32_t* source_of = nullptr;
 };
 /// Whether gemm_decoding takes such weights: Hopper; q4_k, q5_k, q6_k; rows in 64s; q6_k of up to 2048 columns.
 bool can_decode(const Gpu& gpu, const Weight& w, int64_t stride);
