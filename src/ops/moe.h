@@ -89,8 +89,8 @@ struct MoeResult {
 /// decode family for a bf16 router of 256 experts in Q4_K over 2,048 columns (ops/cuda/linear/shared/router_words.h:
 /// NaN if 16 columns add up to 2^20 and more before RMSNorm's 1 / rms): they are as exact as f32 sums of f32 products,
 /// off by at most d 2^-24 sum |W h| + 2^-22 / rms; all that follows has the bits that the ops make of these logits. On
-/// a GPU: three kernels (decode, one row; two behind a matmul_add that knew of the layer; several rows that share their
-/// experts' reads: up to six).
+/// a GPU: three kernels (decode, one row; two, of up to four rows, behind a matmul_add that knew of the layer; several
+/// rows that share their experts' reads: up to six).
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared = {});
 

@@ -88,7 +88,7 @@ class Gpu {
     /// recorded, and not yet the one that zeroes; who finds it so has a step before it that failed, and zeroes them.
     uint64_t* sums() const;
     bool sums_open = false;
-    static constexpr int kSums = 4096;
+    static constexpr int kSums = 8192;
 
     /// Told the name of each kernel of Riptide before it is launched or recorded: "kv_append_kernel". For measuring.
     std::function<void(const std::string& kernel)> on_launch = {};

@@ -1,6 +1,7 @@
 // Which kernels sparse layers take: tests/ops/plan/moe-*.txt, and that what is chosen fits. See plan_test.cpp.
 #include <gtest/gtest.h>
 
+#include "ops/cuda/linear/shared/router_words.h"
 #include "ops/cuda/moe/fit.h"
 #include "ops/cuda/moe/plan.h"
 #include "tests/ops/plan_text.h"
@@ -96,7 +97,8 @@ TEST(PlanMoe, what_is_chosen_fits_however_little_shared_memory_there_is) {
         }
 }
 
-/// Words are left for one row of layers whose experts choose from words, and taken wherever they are left.
+/// Words are left for one row, and a few of Q4_K_M, of layers whose experts choose from words, and taken wherever they
+/// are left.
 TEST(PlanMoe, words_of_a_router_are_left_for_whom_takes_them) {
     SparseWorld fit(DType::planes_q4_k, DType::planes_q6_k), planes(DType::planes_q5_k, DType::planes_int8),
         other(DType::bf16, DType::bf16);
@@ -105,7 +107,9 @@ TEST(PlanMoe, words_of_a_router_are_left_for_whom_takes_them) {
     const Weight *const product = &o, *const product8 = &o8;
     for (const NamedChip& chip : kNamedChips)
         for (const int64_t rows : kPlanRows) {
-            const bool fits = fit.choose(chip.chip, rows).up == moe::Experts::row1_sm90;
+            const moe::Choice choice = fit.choose(chip.chip, rows);
+            const bool few = choice.up == moe::Experts::rows8 && rows <= decode::kMostWordRows;
+            const bool fits = choice.words && (choice.up == moe::Experts::row1_sm90 || few);
             EXPECT_EQ(moe::takes_words(fit.c), fits) << chip.name << ", " << rows << " rows";
             planes.choose(chip.chip, rows);
             EXPECT_EQ(moe::takes_words(planes.c), rows == 1 && chip.chip.hopper()) << chip.name << ", " << rows;
@@ -119,14 +123,16 @@ TEST(PlanMoe, words_of_a_router_are_left_for_whom_takes_them) {
                            .weights = {&product, 1},
                            .chip = chip.chip,
                            .router = moe::takes_words(fit.c)};
-            if (fits && chip.chip.hopper()) {
+            if (fits && few && chip.chip.hopper()) {
+                EXPECT_EQ(linear::choose(c)[0].kernel, linear::Kernel::kquant_i8_rows4_split_router);
+            } else if (fits && chip.chip.hopper()) {
                 EXPECT_EQ(linear::choose(c)[0].kernel, linear::Kernel::kquant_i8_split_router);
                 linear::Case c8 = c;
                 c8.weights = {&product8, 1};
                 EXPECT_EQ(linear::choose(c8)[0].kernel, linear::Kernel::planes_i8_split_router);
             }
             c.router = false;
-            EXPECT_NE(linear::choose(c)[0].kernel, linear::Kernel::kquant_i8_split_router);
+            EXPECT_FALSE(linear::leaves_words(linear::choose(c)[0].kernel));
         }
 }
 

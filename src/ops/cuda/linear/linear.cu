@@ -253,7 +253,9 @@ void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t
         case Kernel::kquant_i8_rows4_whole5:
         case Kernel::kquant_i8_rows4_whole6:
         case Kernel::kquant_i8_rows4_split:
-            return kquant_i8_rows4_multiply(ctx, launch.kernel, x, cols, n, w, y, residual);
+            return kquant_i8_rows4_multiply(ctx, launch.kernel, x, cols, n, w, y, residual, nullptr);
+        case Kernel::kquant_i8_rows4_split_router:
+            return kquant_i8_rows4_multiply(ctx, launch.kernel, x, cols, n, w, y, residual, ahead);
         case Kernel::bf16_small_sm90:
             return bf16_small_multiply(ctx, x, cols, w, y, residual);
         case Kernel::float_row1:

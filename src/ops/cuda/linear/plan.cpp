@@ -233,6 +233,7 @@ constexpr Row kTable[] = {
     {Of::group,   Kernel::kquant_i8_wide_row1_sm90, wide_row1},                        // 1: Q4_K, Q5_K, Q6_K, few floats, x 256; sm_90
     {Of::group,   Kernel::kquant_i8_rows4_whole5,   both<two_to_four, row1_whole<5>>}, // 2 to 4: Q4_K, Q6_K, 2,048; 117 KB
     {Of::group,   Kernel::kquant_i8_rows4_whole6,   both<two_to_four, row1_whole<6>>}, // 2 to 4: the same, more rows
+    {Of::group,   Kernel::kquant_i8_rows4_split_router, both<two_to_four, routed_split>}, // 2 to 4: the next, of 2,048 rows, before a router
     {Of::group,   Kernel::kquant_i8_rows4_split,    both<two_to_four, row1_split>},    // 2 to 4: one Q4_K, 6,144 or 8,192; 117 KB
     {Of::group,   Kernel::kquant_i8_wide_sm90,      wide_mixed},                       // 2 up: K-quants, few floats, x 256, large; sm_90
     {Of::kind,    Kernel::kquant_i8_narrow_sm90,    narrow},                           // 5 to 256 (9 up): Q4_K; Q6_K at 2,048; sm_90

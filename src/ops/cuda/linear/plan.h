@@ -49,6 +49,7 @@ enum class Kernel {
     planes_i8_split,
     kquant_i8_rows4_whole5,
     kquant_i8_rows4_whole6,
+    kquant_i8_rows4_split_router,
     kquant_i8_rows4_split,
     bf16_small_sm90,
     float_row1,  // float.cu

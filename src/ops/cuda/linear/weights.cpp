@@ -55,6 +55,8 @@ Name name_of(Kernel kernel) {
             return {"kquant_i8_rows4_whole5", "gemv/kquant_i8_rows4.cu"};
         case Kernel::kquant_i8_rows4_whole6:
             return {"kquant_i8_rows4_whole6", "gemv/kquant_i8_rows4.cu"};
+        case Kernel::kquant_i8_rows4_split_router:
+            return {"kquant_i8_rows4_split_router", "gemv/kquant_i8_rows4.cu"};
         case Kernel::kquant_i8_rows4_split:
             return {"kquant_i8_rows4_split", "gemv/kquant_i8_rows4.cu"};
         case Kernel::bf16_small_sm90:
@@ -89,7 +91,8 @@ Name name_of(Kernel kernel) {
 }  // namespace
 
 bool leaves_words(Kernel kernel) {
-    return kernel == Kernel::kquant_i8_split_router || kernel == Kernel::planes_i8_split_router;
+    return kernel == Kernel::kquant_i8_split_router || kernel == Kernel::planes_i8_split_router ||
+           kernel == Kernel::kquant_i8_rows4_split_router;
 }
 
 const char* kernel_name(Kernel kernel) { return name_of(kernel).name; }

@@ -57,7 +57,8 @@ template <class Chosen>
 __device__ __forceinline__ void words_choose(const RouteArgs& route, const WordChoice& c, float bias, WordRoute& m,
                                              const Chosen& chosen) {
     const int t = threadIdx.x;
-    const ReadWords read(*c.words, t);
+    ReadWords<RouterWords::kSets> read;
+    read.ask(*c.words, 0, t);
     const uint64_t word = read.word();
     let_normers_go();
     const float logit = logit_of(word, read.scale(c.eps)), s = sigmoid(logit);

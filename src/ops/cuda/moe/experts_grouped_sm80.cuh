@@ -65,17 +65,26 @@ __device__ __forceinline__ void clear_groups(const GroupArgs& a, const Groups& g
     for (int i = threadIdx.x; i < a.words * kExperts; i += kCtaThreads) g.mask[i] = 0;
 }
 
-/// The experts that route_row() (route.cuh) finds, by one warp: that of rank k in lane k. keys: of up to 256
+/// Keys of a row in device memory.
+struct FarKeys {
+    const uint32_t* keys;
+
+    __device__ __forceinline__ uint32_t operator()(int e) const {
+        return static_cast<uint32_t>(load_shared_i32(reinterpret_cast<const int32_t*>(keys) + e));
+    }
+};
+
+/// The experts that route_row() (route.cuh) finds, by one warp: that of rank k in lane k. key_of(e): of up to 256
 /// experts.
-__device__ __forceinline__ int choose_by_warp(const uint32_t* keys, int experts, int top_k, int lane) {
+template <class KeyOf>
+__device__ __forceinline__ int choose_by_warp(const KeyOf& key_of, int experts, int top_k, int lane) {
     int mine = 0;
 #if __CUDA_ARCH__ >= 800
     constexpr int kEach = kExperts / 32;
     uint32_t key[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-        key[i] = static_cast<uint32_t>(
-            load_shared_i32(reinterpret_cast<const int32_t*>(keys) + min(32 * i + lane, experts - 1)));
+        key[i] = key_of(min(32 * i + lane, experts - 1));
         if (32 * i + lane >= experts) key[i] = 0;  // no expert
     }
 #pragma unroll 1
@@ -126,8 +135,8 @@ __device__ __forceinline__ int build_groups(const GroupArgs& a, const Groups& g,
     if (a.keys != nullptr) {
 #pragma unroll 1
         for (int row = warp; row < a.n; row += kCtaThreads / 32) {
-            const int e =
-                choose_by_warp(a.keys + static_cast<int64_t>(row) * a.route.experts, a.route.experts, a.top_k, lane);
+            const int e = choose_by_warp(FarKeys{a.keys + static_cast<int64_t>(row) * a.route.experts}, a.route.experts,
+                                         a.top_k, lane);
             if (lane < a.top_k) choose(row * a.top_k + lane, e);
         }
     } else {

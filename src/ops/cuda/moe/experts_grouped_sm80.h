@@ -22,9 +22,10 @@ struct RouteArgs;
 /// (ops/moe.h) makes of these, which is written to route.chosen and route.weights.
 struct ChooseHere {
     const RouteArgs* route = nullptr;
-    const float* logits = nullptr;
+    float* logits = nullptr;
     const uint32_t* keys = nullptr;
-    uint64_t* listed = nullptr;  // of experts_rows8() only
+    uint64_t* listed = nullptr;    // of experts_rows8() only
+    RouterWords* words = nullptr;  // of experts_rows8() only: instead of keys
 };
 /// y[n, d] of ops/moe.h, + extra; residual += y. x: staged rows of act_layout(2048, true, false). Right
 /// behind the kernel that wrote x and routing, or, with `choose`, behind fused_router(); choose.route's

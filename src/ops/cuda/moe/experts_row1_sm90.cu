@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_row1_down_kernel(cons
         row1_load8(a.middle->shared, c, v);
         put8(l, staged, kMostChosen * kFf / 8 + c, v);
     }
-    clear_words(*a.words);
+    clear_words(*a.words, 1);
     __syncthreads();
     const auto product = [&](auto format, int b) {
         const int slot = min(2 * b + half, slots - 1);

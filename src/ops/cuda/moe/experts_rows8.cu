@@ -8,14 +8,16 @@
 // Measured (H200, 2026-11-22, bench_gpu_ops --table, with norm and router; before, experts_grouped_sm80.cu): 19.7 us at
 // 2 rows (25.6), 28.2 at 4 (35.1), 41.8 at 8 (47.6), 63.2 at 16 (70.1). A verification of 16 drafts is slower all the
 // same (4.05 and 3.97 ms), so 9 to 16 rows, which these kernels can take, stay with experts_grouped_sm80.cu. Behind
-// fused_router() two kernels; a group is an expert and up to four of the rows that chose it:
+// fused_router(), or (2 to 4 rows of Q4_K_M) behind a product that left the router's words, two kernels; a group is an
+// expert and up to four of the rows that chose it:
 //   experts_rows8_gate_up_kernel  chooses the experts and lists the groups, for the next kernel too. 32 pairs (gate
 //   row,
 //                       up row) of a group are a unit, a warp has two of them (or one at a time, where rows are long);
 //                       CTA b has units b, b + CTAs, ..., and four pairs of the shared expert, fetched before the
-//                       router has ended. Leaves silu(gate) * up, quantised.
+//                       router has ended. Leaves silu(gate) * up, quantised. With words it makes its keys of them,
+//                       and normalises the rows itself while the first weights are on their way.
 //   experts_rows8_down_kernel     a CTA has 16 outputs of all groups, half of them a warp at a time, and adds up each
-//                       row's slots itself, in order of rank: nothing is combined afterwards.
+//                       row's slots itself, in order of rank: nothing is combined afterwards. Zeroes the words.
 // A warp fetches for itself, a task or two ahead, into shared memory that nobody else touches: no barriers in the
 // loops. Everything is dp4a: most groups have one row, for which it takes a third of what tensor cores need.
 // Where 8 rows go (globaltimer, every CTA): router 4.7 to 6.1 us from the layer before; keys, choice and list 2.7; the
@@ -28,6 +30,7 @@
 #include "ops/cuda/moe/experts_rows8.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/moe/experts_rows8.cuh"
 
@@ -39,6 +42,10 @@ using namespace few;
 
 // ---- Gate and up.
 
+struct NoWords {
+    __device__ __forceinline__ NoWords(const Rows8Args&, const float*) {}
+};
+
 /// What the kernels of a layer leave for one another.
 struct Rows8Middle {
     char* act;      // [n, kRowSlots] staged rows of kFf columns
@@ -49,13 +56,17 @@ struct Rows8GateUpArgs {
     Rows8Args f;
     RowPlanes gate, up, shared_gate, shared_up;  // of expert 0
     int64_t stride;                              // from expert to expert
-    const char* x;                               // staged rows, kHiddenBytes each
-    int32_t units;                               // the most that a CTA has
-    int32_t task_bytes;                          // AnyFormat: of the largest
+    const char* x;                               // staged rows, kHiddenBytes each; Words: [n, kHidden] floats,
+    const float* norm;                           // to be normalised
+    float eps;
+    int32_t units;       // the most that a CTA has
+    int32_t task_bytes;  // AnyFormat: of the largest
     Rows8Middle middle;
 };
 
 constexpr int kUpRoom = 2;  // tasks that a warp has room for; a task is Pairs pairs
+/// Up to so many rows with words have tasks of one pair: their CTAs lie beside those of the product before.
+constexpr int kOnePairRows = 0, kLeastPairs = kOnePairRows == 0 ? 2 : 1;
 constexpr int kUnitBytes = kMembers * 32 * 4;
 
 /// Rows of a task (Pairs of gate, as many of up) times P rows of x: of V = 2 Pairs P products lane 32 / V * i has that
@@ -86,13 +97,15 @@ __device__ __forceinline__ float rows8_pairs(char* task, const RowPlanes& m, con
     return reduce_lanes<kRows * P>(v, lane);
 }
 
-template <class Formats, int Pairs>
-__global__ void __launch_bounds__(kRow1Threads, 2)
+/// Words: rows are normalised here, and experts chosen by the words that the product before left.
+template <class Formats, int Pairs, bool Words>
+__global__ void __launch_bounds__(kRow1Threads, Pairs == 2 && Words ? 1 : 2)
     experts_rows8_gate_up_kernel(const __grid_constant__ Rows8GateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ Rows8Groups groups;
     constexpr int kPairs = Pairs, kSharedTasks = 4 / kPairs, kSharedParts = kRow1Warps / kSharedTasks;
     constexpr int kUnitTasks = 32 / (kRow1Warps * kPairs);  // of a warp
+    constexpr int kListedRows = Words ? (kMostWordRows + 3) / 4 * 4 : kMostRows;
     constexpr int kUpRowBytes = Formats::kHalves ? kHiddenBytes : kHiddenBytes - 4 * (kHidden / 32);
     const int task_bytes =
         Formats::kAhead ? 2 * kPairs * (kHidden / 256) * plane_bytes(Formats::kFormat).all() : a.task_bytes;
@@ -119,20 +132,31 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     if (shared) fetch(a.shared_gate, a.shared_up, 0, shared_f, 0);
     commit_copies();
     __syncthreads();
+    [[maybe_unused]] std::conditional_t<Words, Rows8Words, NoWords> rows_of_words(a.f, a.norm);
     pdl_wait();
     pdl_trigger();  // now: the next kernel may read above its wait what is older than this kernel
+    int chosen;
+    if constexpr (Words) {
+        auto* const keys = reinterpret_cast<uint32_t*>(x);  // until the rows are there
+        rows_of_words.leave_keys(a.f, a.eps, keys);
+        __syncthreads();
+        rows_of_words.ask(reinterpret_cast<const float*>(a.x));  // behind the words, which are waited for
+        chosen = rows8_choose(
+            a.f, groups, [&](int e) { return keys[warp * kExperts + e]; }, warp, lane);
+    } else {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n * (kUpRowBytes / 16); i += kRow1Threads) {
-        const int row = i / (kUpRowBytes / 16), c = i % (kUpRowBytes / 16);
-        copy_async16(x + 16 * i, a.x + row * kHiddenBytes + 16 * c);
+        for (int i = threadIdx.x; i < n * (kUpRowBytes / 16); i += kRow1Threads) {
+            const int row = i / (kUpRowBytes / 16), c = i % (kUpRowBytes / 16);
+            copy_async16(x + 16 * i, a.x + row * kHiddenBytes + 16 * c);
+        }
+        chosen = rows8_choose(a.f, groups, FarKeys{a.f.keys + warp * a.f.route.experts}, warp, lane);
     }
-    const int chosen = rows8_choose(a.f, groups, warp, lane);
     __syncthreads();
-    const int all = rows8_list(a.f, groups, warp, lane);
+    const int all = rows8_list<kListedRows>(a.f, groups, warp, lane);
     const int ctas = gridDim.x, count = (all * kTiles - static_cast<int>(blockIdx.x) + ctas - 1) / ctas;
-    copy_async_wait();
+    if constexpr (!Words) copy_async_wait();
     __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x < kMostGroups) {
+    if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) < n * kRowSlots) {
         const Rows8Group group = groups.list[threadIdx.x];
         const bool there = static_cast<int>(threadIdx.x) < all;
         post_group(a.f.listed + threadIdx.x, there ? group.expert | static_cast<uint64_t>(group.members) << 32 : 0);
@@ -151,6 +175,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     };
 #pragma unroll
     for (int k = 1; k < kUpRoom; ++k) fetch_task(k);
+    if constexpr (Words) rows_of_words.template stage<Formats::kHalves>(a.eps, results, x, kUpRowBytes);
     if (static_cast<int>(blockIdx.x) == warp && warp < n) {
         const float weight = rows8_weight(a.f, warp, chosen, lane);
         if (lane < a.f.route.top_k) {
@@ -248,8 +273,8 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_rows8_down_kernel(con
     char* const staged = reinterpret_cast<char*>(dynamic);  // n * kRowSlots rows, and those of the shared expert
     auto* const terms = reinterpret_cast<float*>(staged + n * kMostSlots * kRowBytes);  // [n][kMostSlots][kOutputs]
     char* const tasks = reinterpret_cast<char*>(terms + n * kMostSlots * kOutputs) + warp * S * task_bytes;
-    const uint64_t listed = t < kMostGroups ? await_group(a.f.listed + t) : 0;
-    if (t < kMostGroups) list[t] = {static_cast<uint32_t>(listed), static_cast<uint32_t>(listed >> 32)};
+    const uint64_t listed = t < n * kRowSlots ? await_group(a.f.listed + t) : 0;
+    if (t < n * kRowSlots) list[t] = {static_cast<uint32_t>(listed), static_cast<uint32_t>(listed >> 32)};
     const int shared = a.f.shared != 0 ? (n + kMembers - 1) / kMembers : 0;  // groups of it, which come first
     const int all = kParts * (shared + __syncthreads_count(listed != 0));
     const auto group_of = [&](int task) {
@@ -292,9 +317,11 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_rows8_down_kernel(con
         for (int c = t; c < n * (kFf / 8); c += kRow1Threads) {
             float v[8];
             row1_load8(a.middle.shared, c, v);
-            rows8_put8<Formats::kHalves>(staged + (n * kRowSlots + c / (kFf / 8)) * kRowBytes, c % (kFf / 8), v);
+            rows8_put8<kTiles, Formats::kHalves>(staged + (n * kRowSlots + c / (kFf / 8)) * kRowBytes, c % (kFf / 8),
+                                                 v);
         }
     }
+    if (a.f.words != nullptr) clear_words(*a.f.words, n);
     copy_async_wait();
     __syncthreads();
 #pragma unroll 1
@@ -349,7 +376,9 @@ auto down_kernel(int64_t tasks) {
 
 void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExpert& shared, const ActSource& x,
                    int64_t n, const ChooseHere& choose, Tensor& y, Tensor* residual) {
-    RT_ASSERT(x.kind == ActKind::staged && x.stride == kHiddenBytes && n <= SparseShape512::kRows8);
+    const bool words = choose.words != nullptr;
+    RT_ASSERT(words ? x.kind == ActKind::norm && x.stride == kHidden * int64_t{sizeof(float)} && n <= kMostWordRows
+                    : x.kind == ActKind::staged && x.stride == kHiddenBytes && n <= SparseShape512::kRows8);
     const bool with_shared = shared.gate != nullptr;
     const LayerFormats formats = formats_of(weights, shared);
     const auto fit = fit_rows8(chip_of(*ctx.gpu), n, choose.route->top_k, formats);
@@ -357,6 +386,7 @@ void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExper
     Rows8GateUpArgs a = {};
     a.f.keys = choose.keys;
     a.f.logits = choose.logits;
+    a.f.words = choose.words;
     a.f.listed = choose.listed;
     a.f.route = *choose.route;
     a.f.n = static_cast<int32_t>(n);
@@ -366,6 +396,8 @@ void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExper
     a.stride = planes_stride(weights.gate);
     if (with_shared) a.shared_gate = row_planes(*shared.gate), a.shared_up = row_planes(*shared.up);
     a.x = x.rows;
+    a.norm = x.norm;
+    a.eps = x.eps;
     a.middle.act = static_cast<char*>(ctx.arena->allocate(n * kRowSlots * kFfBytes));
     a.middle.shared = static_cast<float*>(ctx.arena->allocate(n * kFf * int64_t{sizeof(float)}));
     const auto start = [&](auto kernel, int64_t ctas, int64_t bytes, const auto& args) {
@@ -376,10 +408,16 @@ void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExper
     a.task_bytes = static_cast<int32_t>(fit->up_task);
     using Q4 = OneFormat<RowFormat::q4_k>;
     using Q6 = OneFormat<RowFormat::q6_k>;
-    start(formats.up == Q4::kFormat && formats.shared_up == Q4::kFormat ? experts_rows8_gate_up_kernel<Q4, 2>
-          : fit->pairs == 2                                             ? experts_rows8_gate_up_kernel<AnyFormat, 2>
-                                                                        : experts_rows8_gate_up_kernel<AnyFormat, 1>,
-          fit->up_ctas, fit->up_shared, a);
+    const bool q4 = formats.up == Q4::kFormat && formats.shared_up == Q4::kFormat;
+    RT_ASSERT(q4 || !words);
+    const bool one_pair = words && n <= kOnePairRows;
+    const int64_t one_less = one_pair ? kUpRoom * kRow1Warps * fit->up_task / 2 : 0;
+    start(one_pair          ? experts_rows8_gate_up_kernel<Q4, kLeastPairs, true>
+          : words           ? experts_rows8_gate_up_kernel<Q4, 2, true>
+          : q4              ? experts_rows8_gate_up_kernel<Q4, 2, false>
+          : fit->pairs == 2 ? experts_rows8_gate_up_kernel<AnyFormat, 2, false>
+                            : experts_rows8_gate_up_kernel<AnyFormat, 1, false>,
+          fit->up_ctas, fit->up_shared - one_less, a);
 
     Rows8DownArgs d = {};
     d.f = a.f;
@@ -396,6 +434,7 @@ void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExper
           : one && formats.down == Q4::kFormat ? down_kernel<Q4>(fit->down_tasks)
                                                : down_kernel<AnyFormat>(fit->down_tasks),
           d.rows / kOutputs, fit->down_shared, d);
+    if (words) ctx.gpu->sums_open = false;
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/device/row_math.cuh"
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
+#include "ops/cuda/linear/shared/router_words.cuh"
 #include "ops/cuda/linear/shared/row_formats.cuh"
 #include "ops/cuda/linear/shared/weight_ring.cuh"
 #include "ops/cuda/moe/experts_grouped_sm80.cuh"
@@ -15,8 +16,9 @@ constexpr int kTiles = kFf / 32, kMostGroups = kMostRows8Groups, kLeastCtas = 12
 
 struct Rows8Args {
     const uint32_t* keys;  // [n, experts], of fused_router(); logits too
-    const float* logits;
-    uint64_t* listed;  // [kMostGroups], all ones until gate and up list the groups
+    float* logits;
+    RouterWords* words;  // or null: of the product before, instead of keys; logits are left here
+    uint64_t* listed;    // [n * kRowSlots], all ones until gate and up list the groups
     RouteArgs route;
     int32_t n;
     int32_t shared;  // whether there is a shared expert: then it is the last slot of a row
@@ -48,11 +50,13 @@ __device__ __forceinline__ void rows8_clear(Rows8Groups& g) {
     if (threadIdx.x < kExperts) g.mask[threadIdx.x] = 0;
 }
 
-/// Each warp chooses for the row of its number: the expert of rank `lane`. Behind rows8_clear() and a barrier; before
-/// one.
-__device__ __forceinline__ int rows8_choose(const Rows8Args& a, Rows8Groups& g, int warp, int lane) {
+/// Each warp chooses for the row of its number, of which it is given the keys: the expert of rank `lane`. Behind
+/// rows8_clear() and a barrier; before one.
+template <class KeyOf>
+__device__ __forceinline__ int rows8_choose(const Rows8Args& a, Rows8Groups& g, const KeyOf& key_of, int warp,
+                                            int lane) {
     if (warp >= a.n) return 0;
-    const int e = choose_by_warp(a.keys + warp * a.route.experts, a.route.experts, a.route.top_k, lane);
+    const int e = choose_by_warp(key_of, a.route.experts, a.route.top_k, lane);
     if (lane < a.route.top_k) {
         g.ids[kRowSlots * warp + lane] = static_cast<uint8_t>(e);
         atomicOr(&g.mask[e], 1u << warp);
@@ -60,11 +64,12 @@ __device__ __forceinline__ int rows8_choose(const Rows8Args& a, Rows8Groups& g, 
     return e;
 }
 
-/// The number of groups, which are listed behind the next barrier. By the whole CTA.
+/// The number of groups, which are listed behind the next barrier. By the whole CTA. MostRows: a multiple of four.
+template <int MostRows>
 __device__ __forceinline__ int rows8_list(const Rows8Args& a, Rows8Groups& g, int warp, int lane) {
     int all = 0;
 #pragma unroll
-    for (int k = 0; k < kMostRows * kRowSlots / 32; ++k) {
+    for (int k = 0; k < MostRows * kRowSlots / 32; ++k) {
         const int i = 32 * k + lane, row = i / kRowSlots;
         const bool there = row < a.n && i % kRowSlots < a.route.top_k;
         const uint32_t e = there ? g.ids[i] : 0u, mask = g.mask[e];
@@ -137,15 +142,73 @@ __device__ __forceinline__ void rows8_copy_two(char* to, const char* first, cons
     }
 }
 
-/// Columns 8 c .. 8 c + 7 of a staged row of kFf columns, as put8(); Halves: with the sums that Q6_K needs.
-template <bool Halves>
+/// Columns 8 c .. 8 c + 7 of a staged row of 32 Groups columns, as put8(); Halves: with the sums that Q6_K needs.
+template <int Groups, bool Halves>
 __device__ __forceinline__ void rows8_put8(char* row, int c, const float (&v)[8]) {
     const Act8 q = quantise8(v);
     const int g = c / 4, quarter = c % 4;
-    *reinterpret_cast<uint2*>(row + (quarter / 2 * kTiles + g) * 16 + quarter % 2 * 8) = q.words;
+    *reinterpret_cast<uint2*>(row + (quarter / 2 * Groups + g) * 16 + quarter % 2 * 8) = q.words;
     if (quarter != 0) return;
-    *reinterpret_cast<float2*>(row + 32 * kTiles + 8 * g) = make_float2(q.d, static_cast<float>(q.all));
-    if constexpr (Halves) *reinterpret_cast<float*>(row + 40 * kTiles + 4 * g) = static_cast<float>(q.half);
+    *reinterpret_cast<float2*>(row + 32 * Groups + 8 * g) = make_float2(q.d, static_cast<float>(q.all));
+    if constexpr (Halves) *reinterpret_cast<float*>(row + 40 * Groups + 4 * g) = static_cast<float>(q.half);
 }
+
+/// The rows of a step whose router left words, in a CTA of kRow1Threads: of rows h, h + 2 .. (h: its half of the CTA)
+/// a thread has expert u and columns 8 u .. 8 u + 7.
+struct Rows8Words {
+    static constexpr int kEach = (kMostWordRows + 1) / 2;
+    static_assert(kRow1Threads == 2 * kWordExperts && kExperts == kWordExperts && kHidden == kWordCols &&
+                  kHidden == kRow1Hidden && kMostWordRows <= 8);
+    int n, u = threadIdx.x % kThreads;
+    float bias = 0.0f, norm[8], x[kEach][8];
+
+    /// Above pdl_wait().
+    __device__ __forceinline__ Rows8Words(const Rows8Args& a, const float* weights) : n(a.n) {
+        row1_weights8(weights, u, norm);
+        if (a.route.bias != nullptr) bias = __uint_as_float(load_weight32(a.route.bias + u));
+    }
+    __device__ __forceinline__ int row(int i) const { return threadIdx.x / kThreads + 2 * i; }
+
+    /// keys[n][kExperts], in shared memory; logits of row b by CTA b.
+    __device__ __forceinline__ void leave_keys(const Rows8Args& a, float eps, uint32_t* keys) const {
+        ReadWords<RouterWords::kSetsOfMany> read[kEach];
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+            if (row(i) < n) read[i].ask(*a.words, row(i), u);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (row(i) >= n) break;
+            const float logit = logit_of(read[i].word(), read[i].scale(eps)), s = sigmoid(logit);
+            keys[row(i) * kExperts + u] = route_key(a.route.bias == nullptr ? s : __fadd_rn(s, bias));
+            if (static_cast<int>(blockIdx.x) == row(i)) a.logits[row(i) * kExperts + u] = logit;
+        }
+    }
+    /// The rows as they are; rows [n, kHidden].
+    __device__ __forceinline__ void ask(const float* rows) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+            if (row(i) < n) row1_load8(rows + row(i) * kHidden, u, x[i]);
+    }
+    /// Normalises and quantises them, to `staged`, `stride` bytes apart; partial: n * kWarps floats of shared memory.
+    template <bool Halves>
+    __device__ __forceinline__ void stage(float eps, float* partial, char* staged, int stride) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (row(i) >= n) break;
+            const float sum = warp_sum(add_squares(x[i], 0.0f));
+            if (u % 32 == 0) partial[row(i) * kWarps + u / 32] = sum;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (row(i) >= n) break;
+            const float scale = row_scale(partial + row(i) * kWarps, kHidden, eps);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) x[i][k] = rms_value(x[i][k], scale, norm[k]);
+            rows8_put8<kHidden / 32, Halves>(staged + row(i) * stride, u, x[i]);
+        }
+        __syncthreads();
+    }
+};
 
 }  // namespace riptide::ops::cuda::decode::few

@@ -469,6 +469,13 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
             choose_experts(ctx, route, result.logits.row(0), n);
             break;
         case moe::Router::words:
+            if (choice.up == moe::Experts::rows8) {
+                RouterWords* const words = router_words(*ctx.gpu);
+                experts_rows8(ctx, weights, shared, source, n,
+                              {&route, result.logits.row(0), nullptr, words->listed, words}, result.y, &x);
+                return result;
+            }
+            [[fallthrough]];
         case moe::Router::words_row1:
         case moe::Router::row1:
         case moe::Router::float_product:

@@ -142,6 +142,10 @@ bool router_rows_grouped(const SparseLayer& l) { return l.c.rows <= 8 && router_
 bool router_eights(const SparseLayer& l) { return l.c.rows > 8 && router_norms(l) && !grouped(l) && rows8(l); }
 bool rows_up(const SparseLayer& l) { return plain_router(l) && l.c.rows > 2; }
 bool row1_words(const SparseLayer& l) { return l.c.words && experts_row1(l); }
+bool rows_words(const SparseLayer& l) {
+    return l.c.words && l.c.rows <= kMostWordRows && words_law(l) && router_rows8(l) &&
+           formats_of(*l.c.experts, l.c.shared).q4_k_m();
+}
 bool row1_floats(const SparseLayer& l) {
     return l.c.rows == 1 && float_router(l) && !l.separate && l.c.normed && row1_router(l) &&
            floats(l, ActKind::staged);
@@ -167,6 +171,7 @@ struct RouterRow {
 constexpr RouterRow kRouters[] = {
     // rows: what the router is, what the experts are, what it takes of the chip
     {Router::none,          {},                     chosen},               // any: moe_swiglu
+    {Router::words,         Experts::rows8,         rows_words},           // 2 to 4: of Q4_K_M, as the next, behind a product that knew of it
     {Router::rows_norm,     Experts::rows8,         router_rows8},         // 2 to 8: of 2,048 columns; Q4_K, down Q4_K or Q6_K, 512; sm_80; any planes; sm_90 up
     {Router::rows_norm,     Experts::rows8,         router_eights},        // 9 up: what experts_grouped_sm80 does not take, by eights; sm_90
     {Router::rows_norm,     Experts::grouped_sm80,  router_rows_grouped},  // 2 to 8: of 2,048 columns; K-quants, 512; sm_80

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, 3) router_words_row1_kernel(const __
         row1_weights8(a.norm, c, norm[s]);
     }
     pdl_wait();
-    begin_choice(*a.words);
+    begin_choice(*a.words, 1);
     float x[2][8];
 #pragma unroll
     for (int s = 0; s < 2; ++s) row1_load8(a.x, (warp % 4 + 4 * s) * 32 + lane, x[s]);
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, 3) router_words_row1_kernel(const __
         sum += word_of(__fadd_rn(half, __shfl_xor_sync(~0u, half, 1)));
         squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, 1));
         const int group = (warp % 4 + 4 * s) * 16 + lane / 2;
-        if (warp < 4 && group == static_cast<int>(blockIdx.x)) a.words->squares[group] = squares;
+        if (warp < 4 && group == static_cast<int>(blockIdx.x)) a.words->squares[0][group] = squares;
     }
 #pragma unroll
     for (int mask = 16; mask > 1; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);

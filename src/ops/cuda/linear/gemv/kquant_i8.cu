@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
             row1_scales<false>({headers + k % kRow1Warps * kHeaders, kGroups, 1}, 32 * (k / kRow1Warps) + lane, at);
     pdl_wait();
     pdl_trigger();  // see kquant_i8_whole_kernel
-    if constexpr (Routed) begin_choice(*ahead.words);
+    if constexpr (Routed) begin_choice(*ahead.words, 1);
     const float old = a.residual != nullptr && lane == 0 && warp < rows ? a.residual[row] : 0.0f;
     if (a.x.kind == ActKind::int8) row1_stage_int8<kGroups>(a.x.rows, false, staged);
     else row1_stage_floats<kCols / 8>(reinterpret_cast<const float*>(a.x.rows), l, staged);
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     });
     if constexpr (Routed) {
         __syncthreads();
-        share.add(group, *ahead.words);
+        share.add(&group, 1, *ahead.words);
     }
 }
 
@@ -209,11 +209,7 @@ void launch_split(Context& ctx, const ActSource& x, std::span<const Weight* cons
     const auto shared = fit_row1_split(chip_of(*ctx.gpu), 1, rows, S);
     RT_ASSERT(shared && (ahead == nullptr || rows == kWordCols));
     const auto kernel = ahead != nullptr ? kquant_i8_split_kernel<S, true> : kquant_i8_split_kernel<S, false>;
-    const int64_t ctas = ahead != nullptr ? rows / kWordGroup : std::min<int64_t>(ctx.gpu->info().sm_count, rows);
-    if (ahead != nullptr) open_words(*ctx.gpu);
-    allow_shared(reinterpret_cast<const void*>(kernel), *shared);
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kRow1Threads, static_cast<size_t>(*shared),
-           row1_args(x, 1, weights, y, residual, 1, 1), ahead != nullptr ? *ahead : RouterAhead{});
+    launch_row1_split(ctx, kernel, rows, *shared, row1_args(x, 1, weights, y, residual, 1, 1), ahead);
 }
 
 template <int S, int G>

@@ -21,9 +21,10 @@ void planes_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x,
                         std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
                         const RouterAhead* ahead);
 
-/// Two to four rows: kquant_i8_rows4_whole5, whole6 and split (kquant_i8_rows4.cu).
+/// Two to four rows: kquant_i8_rows4_whole5, whole6, split and split_router (kquant_i8_rows4.cu).
 void kquant_i8_rows4_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
-                              std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual);
+                              std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
+                              const RouterAhead* ahead);
 
 /// One row of a sparse layer: 256 experts, gate and up over 2048 columns, down over 512, at most 8 of them and a shared
 /// one, all in planes, a bf16 router. summed: whoever made x has left the router's words. Fills the tensors of

@@ -103,6 +103,16 @@ inline void launch_row1(Context& ctx, void (*kernel)(Row1MatmulArgs), int64_t ct
     launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), threads, static_cast<size_t>(shared), a);
 }
 
+/// A kernel whose CTAs have sixteen rows of the weight; ahead: of the router whose words it leaves, or null.
+inline void launch_row1_split(Context& ctx, void (*kernel)(Row1MatmulArgs, RouterAhead), int64_t rows, int64_t shared,
+                              const Row1MatmulArgs& a, const RouterAhead* ahead) {
+    const int64_t ctas = ahead != nullptr ? rows / kWordGroup : std::min<int64_t>(ctx.gpu->info().sm_count, rows);
+    if (ahead != nullptr) open_words(*ctx.gpu);
+    allow_shared(reinterpret_cast<const void*>(kernel), shared);
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(ctas)), kRow1Threads, static_cast<size_t>(shared), a,
+           ahead != nullptr ? *ahead : RouterAhead{});
+}
+
 }  // namespace
 
 }  // namespace riptide::ops::cuda::decode

@@ -4,13 +4,16 @@
 // Bytes and floors as in kquant_i8.cu. The weights of a CTA are fetched once, before pdl_wait(), and multiplied with
 // two rows of x at a time by dp4a: for each further row sixteen instructions a sub-block, where the tensor cores' way
 // costs as much for one row as for eight. Rows are normalised and quantised by every CTA for itself: no launch for it.
+// The split kernel adds to the words of a router behind it, as that of one row does.
 #include "ops/cuda/linear/gemv/kquant_i8_args.cuh"
+#include "ops/cuda/linear/shared/router_words.cuh"
 
 namespace riptide::ops::cuda::decode {
 
 namespace {
 
 constexpr int kFewRows = 4;
+static_assert(kMostWordRows <= kFewRows);
 
 /// int8 rows without the sums of halves, all of whose loads go out before the first store.
 template <int Groups, int kStride>
@@ -105,9 +108,9 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
 }
 
 /// kquant_i8_split_kernel for several rows of x.
-template <int S>
+template <int S, bool Routed>
 __global__ void __launch_bounds__(kRow1Threads, 1)
-    kquant_i8_rows4_split_kernel(const __grid_constant__ Row1MatmulArgs a) {
+    kquant_i8_rows4_split_kernel(const __grid_constant__ Row1MatmulArgs a, const __grid_constant__ RouterAhead ahead) {
     extern __shared__ uint4 dynamic[];
     __shared__ uint64_t barrier;
     constexpr int kCols = 1024 * S, kGroups = 32 * S, kNibbles = 16 * kGroups, kHeaders = 2 * kGroups;
@@ -118,8 +121,9 @@ __global__ void __launch_bounds__(kRow1Threads, 1)
     char* const headers = nibbles + kRow1Warps * kNibbles;
     auto* const values = reinterpret_cast<float*>(headers + kRow1Warps * kHeaders);  // [p][step][row][lane]
     const Row1Matrix& m = a.m[0];
-    const int rows = (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
-    const int row = warp * gridDim.x + blockIdx.x;
+    const int rows =
+        Routed ? kRow1Warps : (m.rows - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
+    const int row = Routed ? kRow1Warps * blockIdx.x + warp : warp * gridDim.x + blockIdx.x;
     const Row1Fetch fetch{&barrier};
     if (warp == 0) fetch.begin(lane == 0, rows * (kNibbles + kHeaders));
     __syncthreads();
@@ -132,13 +136,21 @@ __global__ void __launch_bounds__(kRow1Threads, 1)
     copy_async_wait();
     __syncthreads();
 #endif
+    [[maybe_unused]] __shared__ WordGroup groups[kFewRows];
+    [[maybe_unused]] RouterShare share;
+    [[maybe_unused]] float norm = 0.0f;
     const KShifts at(lane);
     pdl_wait();
     pdl_trigger();  // see kquant_i8_whole_kernel
+    if constexpr (Routed) begin_choice(*ahead.words, a.n);
     const int at_lane = min(lane, a.n - 1) * m.rows + row;
     const float old = a.residual != nullptr && lane < a.n && warp < rows ? a.residual[at_lane] : 0.0f;
     if (a.x.kind == ActKind::int8) rows4_stage_int8<kGroups, kStride>(a, staged);
     else row1_stage_rows<kCols>(a.x, a.n, a.any_q6 != 0, staged);
+    if constexpr (Routed) {
+        norm = __uint_as_float(load_weight32(ahead.norm + row));
+        share.ask(ahead.router);
+    }
     __syncthreads();
     fetch.wait();
 #pragma unroll 1
@@ -172,10 +184,12 @@ __global__ void __launch_bounds__(kRow1Threads, 1)
                 const int64_t to = (p0 + lane / 16) * m.rows + row;
                 m.y[to] = sum;
                 if (a.residual != nullptr) a.residual[to] = before + sum;
+                if constexpr (Routed) groups[p0 + lane / 16].put(warp, before + sum, norm);
             }
         }
         __syncthreads();
     }
+    if constexpr (Routed) share.add(groups, a.n, *ahead.words);
 }
 
 template <int G, int G6>
@@ -191,24 +205,26 @@ void launch_whole(Context& ctx, const ActSource& x, int64_t n, std::span<const W
 
 template <int S>
 void launch_split(Context& ctx, const ActSource& x, int64_t n, std::span<const Weight* const> weights,
-                  std::span<Tensor> y, Tensor* residual) {
+                  std::span<Tensor> y, Tensor* residual, const RouterAhead* ahead) {
     const int64_t rows = weights[0]->rows;
     const auto shared = fit_row1_split(chip_of(*ctx.gpu), n, rows, S);
-    RT_ASSERT(shared);
-    launch_row1(ctx, kquant_i8_rows4_split_kernel<S>, std::min<int64_t>(ctx.gpu->info().sm_count, rows), kRow1Threads,
-                *shared, row1_args(x, n, weights, y, residual, 1, 1));
+    RT_ASSERT(shared && (ahead == nullptr || (rows == kWordCols && n <= kMostWordRows)));
+    const auto kernel =
+        ahead != nullptr ? kquant_i8_rows4_split_kernel<S, true> : kquant_i8_rows4_split_kernel<S, false>;
+    launch_row1_split(ctx, kernel, rows, *shared, row1_args(x, n, weights, y, residual, 1, 1), ahead);
 }
 
 }  // namespace
 
 void kquant_i8_rows4_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x, int64_t cols, int64_t n,
-                              std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual) {
+                              std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
+                              const RouterAhead* ahead) {
     using linear::Kernel;
-    RT_ASSERT(n >= 2 && n <= kFewRows);
+    RT_ASSERT(n >= 2 && n <= kFewRows && (kernel == Kernel::kquant_i8_rows4_split_router) == (ahead != nullptr));
     if (kernel == Kernel::kquant_i8_rows4_whole5) launch_whole<5, 3>(ctx, x, n, weights, y, residual);
     else if (kernel == Kernel::kquant_i8_rows4_whole6) launch_whole<6, 3>(ctx, x, n, weights, y, residual);
-    else if (cols == 6144) launch_split<6>(ctx, x, n, weights, y, residual);
-    else launch_split<8>(ctx, x, n, weights, y, residual);
+    else if (cols == 6144) launch_split<6>(ctx, x, n, weights, y, residual, ahead);
+    else launch_split<8>(ctx, x, n, weights, y, residual, ahead);
 }
 
 }  // namespace riptide::ops::cuda::decode

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     fetch.wait();
     pdl_wait();
     pdl_trigger();  // see kquant_i8_whole_kernel
-    if constexpr (Routed) begin_choice(*ahead.words);
+    if constexpr (Routed) begin_choice(*ahead.words, 1);
     const float old = a.residual != nullptr && lane < n && warp < rows ? a.residual[lane * m.rows + row] : 0.0f;
     row1_stage_rows<kCols>(a.x, n, true, staged);
     if constexpr (Routed) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2)
     }
     if constexpr (Routed) {
         __syncthreads();
-        share.add(group, *ahead.words);
+        share.add(&group, 1, *ahead.words);
     }
 }
 

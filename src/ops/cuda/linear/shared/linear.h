@@ -33,7 +33,7 @@ int32_t stage_count(const Context& ctx, const ActLayout& layout, int64_t other, 
 /// Clusters of so many CTAs of a kernel that the device runs at a time.
 int64_t most_clusters(const void* kernel, int cluster, int threads, int64_t shared_bytes);
 
-/// Those of the device, for one row at a time.
+/// Those of the device, for one step at a time.
 RouterWords* router_words(const Gpu& gpu);
 /// Before a kernel that adds to them; gpu.sums_open = false behind the launch of the one that zeroes them.
 void open_words(Gpu& gpu);

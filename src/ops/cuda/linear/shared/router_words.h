@@ -16,6 +16,7 @@
 // Error: half a unit a share, 2^-22 r in all at most and 2^-26 r as a rule, beside the roundings of chains of eight.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -42,15 +43,23 @@ RT_HD float logit_of(uint64_t word, float scale) {
     return static_cast<float>(static_cast<int64_t>(word) >> 8) * kWordUnit * scale;
 }
 
-/// Where the sums of one row lie in device memory between the kernel that adds to them and the last that reads them
-/// (Gpu::sums()). The words lie in sets, which the reader adds up: sixteen shares of one word are hardly any
-/// contention, 128 take 1.1 us more (H200). Words are zero but between those kernels; the rest is written anew each
+/// Rows of a step whose words the product before leaves, at most; steps of more rows have a router of their own.
+constexpr int kMostWordRows = 4;
+
+/// Where the sums of a step's rows lie in device memory between the kernel that adds to them and the last that reads
+/// them (Gpu::sums()). The words of a row lie in sets, which the reader adds up: sixteen shares of one word are hardly
+/// any contention, 128 take 1.1 us more (H200). Words are zero but between those kernels; the rest is written anew each
 /// time.
 struct RouterWords {
-    static constexpr int kSets = 8;
-    uint64_t sums[kSets][kWordExperts];
-    alignas(16) float squares[kWordCols / kWordGroup];  // sums of x[c]^2 of each group
-    int32_t posted[8];  // the chosen experts by rank, -1 from before the choice on, for who asks until they are there
+    static constexpr int kSets = 8, kSetsOfMany = 4;  // of one row; of each of several, which every reader reads
+    static constexpr int kAllSets = std::max(kSets, kMostWordRows* kSetsOfMany);
+    RT_HD static constexpr int sets_of(int rows) { return rows == 1 ? kSets : kSetsOfMany; }
+
+    uint64_t sums[kAllSets][kWordExperts];                             // set i of row p: p * sets_of(rows) + i
+    alignas(16) float squares[kMostWordRows][kWordCols / kWordGroup];  // sums of x[c]^2 of each group
+    // For who asks until they are there; all ones from before the choice on.
+    int32_t posted[8];                   // the chosen experts of one row by rank
+    uint64_t listed[8 * kMostWordRows];  // of several rows who shares which (../../moe/experts_rows8.cuh)
 };
 
 /// What a product needs that leaves the words of the residual it is added to.
