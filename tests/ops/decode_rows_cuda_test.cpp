@@ -147,11 +147,12 @@ TEST(DecodeRows, dense_layers_give_each_row_the_bits_it_has_alone) {
 /// Experts of Laguna's sizes, as placed on the device.
 struct LagunaExperts {
     OpContext op;
-    int64_t top_k = fewer(8, 2), experts = 24;
+    int64_t top_k = fewer(8, 2), experts;
     std::vector<Weight> gate, up, down;
     Weight shared_gate, shared_up, shared_down, router;
 
-    LagunaExperts(DType kind, DType down_kind, int64_t shared_ff) : op(1, int64_t{96} << 20) {
+    LagunaExperts(DType kind, DType down_kind, int64_t shared_ff, int64_t all = 24, int64_t outputs = 2048)
+        : op(1, int64_t{96} << 20), experts(all) {
         std::vector<RandomWeight> owned;
         owned.reserve(static_cast<size_t>(3 * experts));
         const auto stack = [&](DType type, int64_t rows, int64_t cols, uint64_t seed) {
@@ -164,10 +165,10 @@ struct LagunaExperts {
         };
         gate = stack(kind, 512, 2048, 1000);
         up = stack(kind, 512, 2048, 2000);
-        down = stack(down_kind, 2048, 512, 3000);
+        down = stack(down_kind, outputs, 512, 3000);
         shared_gate = place_random(op, {kind}, shared_ff, 2048, 31);
         shared_up = place_random(op, {kind}, shared_ff, 2048, 32);
-        shared_down = place_random(op, {down_kind}, 2048, shared_ff, 33);
+        shared_down = place_random(op, {down_kind}, outputs, shared_ff, 33);
         router = place_random(op, {DType::f32}, experts, 2048, 34);
     }
     ops::ExpertWeights weights() const { return {gate, up, down}; }
@@ -220,6 +221,31 @@ TEST(DecodeRows, experts_give_each_row_the_bits_it_has_alone) {
                     return Results{values_of(ops::moe_swiglu(op.ctx, t, routing, world.weights(),
                                                              c.shared_ff > 0 ? world.shared() : ops::SharedExpert{}))};
                 });
+    }
+}
+
+/// Many experts that one row or two or three chose: more stages than are dealt out beforehand on any chip.
+TEST(DecodeRows, experts_of_few_rows_each_give_each_row_the_bits_it_has_alone) {
+    RT_GPU_ONLY();
+    const int64_t experts = fewer(48, 12), outputs = fewer(4096, 1024);
+    for (const DType kind : brief<DType>({DType::q4_k, DType::q5_k, DType::q6_k}, 1)) {
+        LagunaExperts world(kind, kind, 512, experts, outputs);
+        OpContext& op = world.op;
+        const std::vector<float> x = test::random_rows(kSources, 2048, 46);
+        std::vector<float> weights(static_cast<size_t>(kSources * world.top_k));
+        for (size_t i = 0; i < weights.size(); ++i) weights[i] = 0.05f + 0.01f * static_cast<float>(i * 11 % 31);
+        expect_rows_alone(dtype_name(kind), [&](const std::vector<int64_t>& rows) {
+            op.poison();
+            const int64_t n = std::ssize(rows);
+            std::vector<int32_t> ids;
+            for (const int64_t s : rows)
+                for (int64_t k = 0; k < world.top_k; ++k)
+                    ids.push_back(static_cast<int32_t>((s * world.top_k + k) % experts));
+            const Tensor t = op.tensor(pick(x, rows, 2048), {n, 2048});
+            const ops::Routing routing{world.top_k, op.int_tensor(ids, {n, world.top_k}),
+                                       op.tensor(pick(weights, rows, world.top_k), {n, world.top_k})};
+            return Results{values_of(ops::moe_swiglu(op.ctx, t, routing, world.weights(), world.shared()))};
+        });
     }
 }
 

@@ -8,9 +8,11 @@
 // five warps a scheduler (55 to 60 % of the cycles; 250 to 300 instructions of a warp for a stage and one row of x, 480
 // for three to eight), and some 8 us of finding groups and filling the ring. Design: three kernels.
 //   gate_up  every CTA finds the groups for itself: a mask of rows for each expert (bits set by atomics: the order does
-//            not matter), a list of groups of up to eight rows by a scan over the experts, the shared expert first. The
-//            stages (eight gate rows, eight up rows) of all groups are shared out among the CTAs by what they cost. One
-//            warp of a CTA asks for them, eight multiply; these stage the rows of x of a group when they come to it.
+//            not matter), a list of groups of up to eight rows by a scan over the experts, those of many rows first. Of
+//            the stages (eight gate rows, eight up rows) of all groups each CTA has 70 % of its share by what they cost
+//            roughly; the rest, of the groups with the fewest rows, goes to whoever is free, four at a time
+//            (share_out(), ask_for_work()). One warp of a CTA asks for them, eight multiply; these stage the rows of x
+//            of a group when they come to it, but one or two rows of what was taken come with the weights.
 //            One or two rows: dp4a; more: mma.
 //   down     the same with stages of 64 rows; its groups are found and its first stages asked for before pdl_wait()
 //            (routing is older than gate_up, which lets it go behind its own wait). Writes weight * product of each
