@@ -66,7 +66,11 @@ Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& v
 
 Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch,
                            const Weight& wo, Tensor& x, const MoeLayer* next) {
-    if (ctx.gpu != nullptr) return matmul_add(ctx, wo, gated_attention(ctx, in, view, batch), x, next);
+    if (ctx.gpu != nullptr) {
+        AttentionInput rows = in;
+        rows.bf16 = ctx.family == Family::prefill && wo.fp8 == nullptr && in.q.row_elements() % 64 == 0;
+        return matmul_add(ctx, wo, gated_attention(ctx, rows, view, batch), x, next);
+    }
     announce_attention(ctx, "gated_attention", in, view);
     const int64_t n = in.q.rows(), cols = in.q.row_elements();
     std::byte* int8 = nullptr;

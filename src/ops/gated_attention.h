@@ -17,11 +17,12 @@ struct AttentionInput {
     Norm q_norm, k_norm;  // over d, each head by itself; empty weight: none
     const Rope* rope = nullptr;
     float softmax_scale = 1;
-    bool int8 = true;  // on a GPU o is wanted as int8 rows, too: wants_int8()
+    bool int8 = true;   // on a GPU o is wanted as int8 rows, too: wants_int8()
+    bool bf16 = false;  // o may be bf16 rows in place of f32: gated_attention_add() of a GPU's prompts
 };
 
 /// q <- rope(RMSNorm(q)), k <- rope(RMSNorm(k)); k and v go into the cache; o = attention(q); o <- o * softplus(gate).
-/// Returns o f32 [n, H * d], fresh. in.k may be overwritten; on a GPU in.q too.
+/// Returns o f32 [n, H * d] (or bf16, nearest even, if in.bf16), fresh. in.k may be overwritten; on a GPU in.q too.
 /// The same bits as rms_norm, rope, kv_append, attention and mul_softplus. On a GPU: one kernel (decode).
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 

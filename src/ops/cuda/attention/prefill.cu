@@ -120,7 +120,8 @@ AttendArgs attend_args(const PrepareArgs& prepared, const KvView& view, float so
     args.plan.batch = prepared.batch;
     args.plan.window = view.window;
     args.q = prepared.to;
-    args.out = out.row(0);
+    if (out.dtype == DType::bf16) args.out_bf16 = out.row<uint16_t>(0);
+    else args.out = out.row(0);
     args.rows = static_cast<int32_t>(prepared.batch.rows());
     args.heads = prepared.heads;
     args.kv_heads = prepared.kv_heads;
@@ -141,7 +142,8 @@ Tensor attention(Context& ctx, const Tensor& q, const KvView& view, const Batch&
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
     const attn::Kernel kernel = choose_kernel(*ctx.gpu, view, batch, in.softmax_scale, false);
     const Storage storage = storage_of(kernel, view);
-    Tensor out = ctx.alloc(DType::f32, {in.q.rows(), in.q.shape[1] * view.head_dim});
+    const bool bf16 = in.bf16 && kernel != attn::Kernel::prefill_any;
+    Tensor out = ctx.alloc(bf16 ? DType::bf16 : DType::f32, {in.q.rows(), in.q.shape[1] * view.head_dim});
     if (in.q.rows() == 0) return out;
     const ArenaScope scope(*ctx.arena);
     const PrepareArgs args = prepare_rows(ctx, in, view, batch, storage);

@@ -118,7 +118,8 @@ struct AttendArgs {
     Plan plan;
     const void* q;  // 16 bits [H][n][d] as query_offset has it; generic: f32 [n][H][d]
     const void* scratch;
-    float* out;  // f32 [n, H * d]
+    float* out;                    // f32 [n, H * d]
+    uint16_t* out_bf16 = nullptr;  // bf16 in its place, nearest even; not by the generic kernel
     Gate gate;
     int32_t rows;  // n
     int32_t heads, kv_heads, head_dim;

@@ -105,30 +105,49 @@ __device__ __forceinline__ void rescale(float (&o)[kDim / 2], const float (&fact
 template <int kDim>
 __device__ __forceinline__ void store_rows(const AttendArgs& args, const float (&o)[kDim / 2], const Softmax& softmax,
                                            int row, int valid, int head) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int lane = static_cast<int>(threadIdx.x % 32), t = lane % 4;
+    if (valid <= 0) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const float inverse = softmax.inverse(h);
         const int r = lane / 4 + 8 * h;
-        if (r >= valid) continue;
-        const int64_t at = (int64_t{row + r} * args.heads + head) * kDim + lane % 4 * 2;
-        float* out = args.out + at;
+        const bool there = r < valid;
+        const int64_t at = (int64_t{row + r} * args.heads + head) * kDim;
         const float* gates = nullptr;
         float gate = 1.0f;
         if (args.gate.data != nullptr) {
-            const float* line = args.gate.data + int64_t{row + r} * args.gate.stride;
-            if (args.gate.elements) gates = line + int64_t{head} * kDim + lane % 4 * 2;
-            else gate = softplus(line[head]);
+            if (args.gate.elements)
+                gates =
+                    args.gate.data + int64_t{row + (there ? r : 0)} * args.gate.stride + int64_t{head} * kDim + 2 * t;
+            else if (there) gate = softplus(args.gate.data[int64_t{row + r} * args.gate.stride + head]);
         }
-#pragma unroll
-        for (int i = 0; i < kDim / 8; ++i) {
+        const auto value = [&](int i) {  // of columns 8 i + 2 t and the next
             // + 0: an all-masked tile before or after turns -0 into 0.
             float2 y = {__fmaf_rn(o[4 * i + 2 * h], inverse, 0.0f), __fmaf_rn(o[4 * i + 2 * h + 1], inverse, 0.0f)};
             if (args.gate.data != nullptr) {
                 y.x = __fmul_rn(y.x, gates != nullptr ? softplus(gates[8 * i]) : gate);
                 y.y = __fmul_rn(y.y, gates != nullptr ? softplus(gates[8 * i + 1]) : gate);
             }
-            *reinterpret_cast<float2*>(out + 8 * i) = y;
+            return y;
+        };
+        if (args.out_bf16 == nullptr) {
+#pragma unroll
+            for (int i = 0; i < kDim / 8; ++i) {
+                const float2 y = value(i);
+                if (there) *reinterpret_cast<float2*>(args.out + at + 8 * i + 2 * t) = y;
+            }
+            continue;
+        }
+        // Of sixteen columns lanes of even t take four of the first eight, those of odd t of the second.
+        const bool odd = t % 2 != 0;
+        uint16_t* const out = args.out_bf16 + at + 2 * t + (odd ? 6 : 0);
+#pragma unroll
+        for (int i = 0; i < kDim / 8; i += 2) {
+            const float2 y = value(i), z = value(i + 1);
+            const uint32_t first = pack<__nv_bfloat16>(y.x, y.y), second = pack<__nv_bfloat16>(z.x, z.y);
+            const uint32_t other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+            if (there)
+                *reinterpret_cast<uint2*>(out + 8 * i) = odd ? make_uint2(other, second) : make_uint2(first, other);
         }
     }
 }

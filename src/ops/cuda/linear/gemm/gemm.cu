@@ -26,8 +26,11 @@ uint16_t* alloc_bf16(Context& ctx, int64_t rows, int64_t cols) {
     return static_cast<uint16_t*>(ctx.arena->allocate(2 * rows * cols));
 }
 
+/// x: f32, or what to_bf16() would make of it.
 void check_input(const Tensor& x, const Norm& norm) {
-    RT_ASSERT(x.dtype == DType::f32 && x.rank == 2);
+    RT_ASSERT(x.rank == 2);
+    RT_ASSERT(x.dtype == DType::f32 ||
+              (x.dtype == DType::bf16 && norm.weight.empty() && x.shape[1] % 64 == 0 && x.contiguous()));
     RT_ASSERT(norm.weight.empty() || static_cast<int64_t>(norm.weight.size()) == x.shape[1]);
     RT_CHECK(x.rows() <= INT32_MAX / 2, "a step of {} rows is too long", x.rows());
 }
@@ -127,8 +130,12 @@ std::vector<Tensor> matmul_group(Context& ctx, const Tensor& x, const Norm& norm
     if (others.empty()) return results;
     const ArenaScope scope(*ctx.arena);
     const int64_t k = round_up(x.shape[1], 64);
-    uint16_t* a = alloc_bf16(ctx, x.rows(), k);
-    to_bf16(*ctx.gpu, x, norm.weight.empty() ? nullptr : norm.weight.data(), norm.eps, a, k, nullptr);
+    const void* a = x.data;
+    if (x.dtype == DType::f32) {
+        uint16_t* const rounded = alloc_bf16(ctx, x.rows(), k);
+        to_bf16(*ctx.gpu, x, norm.weight.empty() ? nullptr : norm.weight.data(), norm.eps, rounded, k, nullptr);
+        a = rounded;
+    }
     multiply(ctx, a, x.rows(), k, others, others_results, residual);
     return results;
 }
