@@ -25,8 +25,9 @@
 // for each CTA, all of a group of many rows in the same: the last CTA 6 us (16 rows: 12) behind the mean; tasks of one
 // pair and both kernels side by side on a multiprocessor: 52 to 65 us at 8 rows, 83 to 90 at 16 (down's copies come
 // before those that gate and up wait for), three such tasks a warp 4 % faster at 2 rows, 15 % slower at 16; four
-// outputs a task of down: slower. Copies with an L2 cache hint are an illegal instruction here: ptxas 13.0 takes some
-// of their descriptors from registers that nobody set.
+// outputs a task of down: slower; with words tasks of one pair, so that CTAs fit beside those of o: 2 rows 1,614 us a
+// step, not 1,438. Copies with an L2 cache hint are an illegal instruction here: ptxas 13.0 takes some of their
+// descriptors from registers that nobody set.
 #include "ops/cuda/moe/experts_rows8.h"
 
 #include <algorithm>
@@ -65,8 +66,6 @@ struct Rows8GateUpArgs {
 };
 
 constexpr int kUpRoom = 2;  // tasks that a warp has room for; a task is Pairs pairs
-/// Up to so many rows with words have tasks of one pair: their CTAs lie beside those of the product before.
-constexpr int kOnePairRows = 0, kLeastPairs = kOnePairRows == 0 ? 2 : 1;
 constexpr int kUnitBytes = kMembers * 32 * 4;
 
 /// Rows of a task (Pairs of gate, as many of up) times P rows of x: of V = 2 Pairs P products lane 32 / V * i has that
@@ -99,7 +98,7 @@ __device__ __forceinline__ float rows8_pairs(char* task, const RowPlanes& m, con
 
 /// Words: rows are normalised here, and experts chosen by the words that the product before left.
 template <class Formats, int Pairs, bool Words>
-__global__ void __launch_bounds__(kRow1Threads, Pairs == 2 && Words ? 1 : 2)
+__global__ void __launch_bounds__(kRow1Threads, Words ? 1 : 2)
     experts_rows8_gate_up_kernel(const __grid_constant__ Rows8GateUpArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ Rows8Groups groups;
@@ -410,14 +409,11 @@ void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExper
     using Q6 = OneFormat<RowFormat::q6_k>;
     const bool q4 = formats.up == Q4::kFormat && formats.shared_up == Q4::kFormat;
     RT_ASSERT(q4 || !words);
-    const bool one_pair = words && n <= kOnePairRows;
-    const int64_t one_less = one_pair ? kUpRoom * kRow1Warps * fit->up_task / 2 : 0;
-    start(one_pair          ? experts_rows8_gate_up_kernel<Q4, kLeastPairs, true>
-          : words           ? experts_rows8_gate_up_kernel<Q4, 2, true>
+    start(words             ? experts_rows8_gate_up_kernel<Q4, 2, true>
           : q4              ? experts_rows8_gate_up_kernel<Q4, 2, false>
           : fit->pairs == 2 ? experts_rows8_gate_up_kernel<AnyFormat, 2, false>
                             : experts_rows8_gate_up_kernel<AnyFormat, 1, false>,
-          fit->up_ctas, fit->up_shared - one_less, a);
+          fit->up_ctas, fit->up_shared, a);
 
     Rows8DownArgs d = {};
     d.f = a.f;
