@@ -77,6 +77,18 @@ def exchanged(values):
     return {key: values[other] for keys in by_size.values() for key, other in zip(keys, keys[1:] + keys[:1])}
 
 
+class Damage:
+    """One of these, of the values that it has not made itself: what a server writes over them is damaged, too, when it is
+    called again."""
+    def __init__(self, how):
+        self.how, self.made = how, {}
+
+    def __call__(self, values):
+        changed = self.how({key: value for key, value in values.items() if self.made.get(key) != value})
+        self.made.update(changed)
+        return values | changed
+
+
 class Wire:
     """To a server on loopback: so many bytes a second, and pieces that arrive later; broken, it carries nothing, and says
     nothing of it."""
