@@ -224,7 +224,7 @@ Workspace Laguna::workspace() const {
     const int64_t H = *std::max_element(c.num_attention_heads_per_layer.begin(), c.num_attention_heads_per_layer.end());
     const int64_t attention = 4 * (3 * H * d + 2 * Hkv * d + H) + 2 * (D + 2 * H * d);
     const int64_t dense = 2 * D + 10 * c.intermediate_size + 4 * D;
-    const int64_t sparse = 4 * 2 * c.num_experts + 2 * D + k * (6 * D + 6 * c.moe_intermediate_size + 16) + 4 * D;
+    const int64_t sparse = 4 * 2 * c.num_experts + 2 * D + k * (2 * D + 6 * c.moe_intermediate_size + 16) + 4 * D;
     return {.fixed = kWorkspaceFixed,
             .per_row = 4 * 2 * D + std::max({attention, dense, sparse}),
             .per_token = 2 * 2 * Hkv * d};

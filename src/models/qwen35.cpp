@@ -255,7 +255,7 @@ Workspace Qwen35::workspace() const {
     const int64_t delta = 4 * (3 * c.delta.channels() + 3 * values + 4 * c.delta.value_heads) + 2 * (D + 2 * values);
     const int64_t shared = c.num_experts > 0 ? c.shared_expert_intermediate_size : c.intermediate_size;
     const int64_t k = c.num_experts_per_tok,
-                  experts = 4 * 2 * c.num_experts + k * (6 * D + 6 * c.moe_intermediate_size + 16);
+                  experts = 4 * 2 * c.num_experts + 2 * D + k * (2 * D + 6 * c.moe_intermediate_size + 16);
     const int64_t feed_forward = 2 * D + 10 * shared + 4 * 3 * D + experts;
     return {.fixed = kWorkspaceFixed + ops::delta_chunk_bytes(c.delta),
             .per_row = 4 * 2 * D + std::max({attention, delta, feed_forward}),

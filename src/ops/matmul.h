@@ -45,7 +45,7 @@ struct MoeLayer;  // ops/moe.h
 
 /// y = W x; residual += y; returns y. residual: f32 [n, rows], not x. The same bits as matmul and add.
 /// next: the sparse layer whose moe_add takes the residual next, with nothing in between; or null. On a GPU the kernel
-/// may then multiply one row with the layer's router, too (Tensor::routed).
+/// may then multiply few rows with the layer's router, too (Tensor::routed).
 Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residual, const MoeLayer* next = nullptr);
 
 /// The same on the CPU, with x also given as Int8Row rows if int8 is not null.

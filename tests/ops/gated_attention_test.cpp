@@ -104,9 +104,9 @@ TEST(gated_attention, equals_norm_rope_append_attention_and_gate) {
                     op.ctx, random_input(op, c.shape, n, c.rope, c.norms, c.gates), fused.view, fused.device_batch);
                 const Tensor expected = composed(other, random_input(other, c.shape, n, c.rope, c.norms, c.gates),
                                                  apart.view, apart.device_batch, other.ints(rotary));
-                const std::string what = shape_name(c.shape) + fmt::format(", {} rows{}, {}", rows,
-                                                                           gapped ? " behind gaps" : "",
-                                                                           family_name(family));
+                const std::string what =
+                    shape_name(c.shape) +
+                    fmt::format(", {} rows{}, {}", rows, gapped ? " behind gaps" : "", family_name(family));
                 expect_same_rows(AttentionWorld::rows_of(found), AttentionWorld::rows_of(expected), what);
                 const KvView a = fused.host_view(), b = apart.host_view();
                 for (int64_t i = 0; i < kBefore + n; ++i) {
@@ -177,8 +177,10 @@ TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any
                             const Weight w = o.weight(wo.w);
                             const Tensor y =
                                 fused ? ops::gated_attention_add(o.ctx, in, world.view, world.device_batch, w, x)
-                                      : ops::matmul_add(o.ctx, w, composed(o, in, world.view, world.device_batch,
-                                                                      world.device_batch.positions), x);
+                                      : ops::matmul_add(o.ctx, w,
+                                                        composed(o, in, world.view, world.device_batch,
+                                                                 world.device_batch.positions),
+                                                        x);
                             std::vector<float> both = values_of(y), stream = values_of(x);
                             both.insert(both.end(), stream.begin(), stream.end());
                             return both;
@@ -188,6 +190,43 @@ TEST(gated_attention, adding_its_projection_to_the_stream_equals_both_ops_on_any
                             << shape_name(shape) << ", " << dtype_name(type) << ", " << rows << " rows after " << before
                             << ", " << threads << " threads";
                     }
+}
+
+// A GPU's prompts hand over bf16 rows, which the product would have made of f32 ones.
+TEST(gated_attention, adding_its_projection_equals_both_ops_in_prompts) {
+    const ops::Rope rope = ops::make_rope(10000, 128);
+    for (const WorldShape& shape :
+         {WorldShape{.heads = 12, .kv_heads = 2, .head_dim = 128},
+          WorldShape{.heads = 4, .kv_heads = 2, .head_dim = 64}, WorldShape{.heads = 2, .kv_heads = 1, .head_dim = 256},
+          WorldShape{.heads = 8, .kv_heads = 1, .head_dim = 40}})
+        for (const bool elements : {false, true})
+            for (const size_t rows : fewer<std::vector<size_t>>({1, 9, 130, 200}, {9})) {
+                const int64_t cols = shape.heads * shape.head_dim, n = static_cast<int64_t>(2 * rows);
+                const test::RandomWeight wo({DType::q8_0}, 96, cols, 7);
+                OpContext op(1, int64_t{64} << 20);
+                op.ctx.family = Family::prefill;
+                const Weight w = op.weight(wo.w);
+                AttentionWorld world(op, shape, 2);
+                WorldSequence one = world.sequence(), two = world.sequence();
+                world.fill(one, token_ids(140, 7), 64);
+                world.fill(two, token_ids(3, 9), 64);
+                world.place({&one, &two}, {chain_of(rows), chain_of(rows)});
+                std::vector<float> results[2];
+                for (const bool fused : {false, true}) {
+                    const ops::AttentionInput in = random_input(op, shape, n, shape.head_dim == 128 ? &rope : nullptr,
+                                                                true, elements ? cols : shape.heads);
+                    Tensor x = op.tensor(normals(static_cast<size_t>(n * 96), 8), {n, 96});
+                    const Tensor y =
+                        fused ? ops::gated_attention_add(op.ctx, in, world.view, world.device_batch, w, x)
+                              : ops::matmul_add(op.ctx, w,
+                                                ops::gated_attention(op.ctx, in, world.view, world.device_batch), x);
+                    results[fused ? 1 : 0] = values_of(y);
+                    const std::vector<float> stream = values_of(x);
+                    results[fused ? 1 : 0].insert(results[fused ? 1 : 0].end(), stream.begin(), stream.end());
+                }
+                expect_same_bits(results[1], results[0],
+                                 fmt::format("{}, twice {} rows", shape_name(shape), rows).c_str());
+            }
 }
 
 }  // namespace

@@ -266,6 +266,13 @@ void expect_decoding_equals_expanding(DType type, const std::vector<int>& counts
             const std::vector<uint16_t> expected = download(op, first, all + 64);
             EXPECT_EQ(std::count(expected.begin(), expected.end() - 64, 0x7FC1), 0) << "left out";
             EXPECT_GT(std::count_if(expected.begin(), expected.end(), [](uint16_t v) { return v != 0; }), all / 2);
+            float* sums = upload(op, std::vector<float>(static_cast<size_t>(all)));
+            OutF32 to_sums;
+            to_sums.add(sums, 0, static_cast<int>(rows), stride);
+            gemm(*op.ctx.gpu, expanded, to_sums);
+            EXPECT_TRUE(std::ranges::equal(bits_of(download(op, sums, all)),
+                                           std::span(expected).first(static_cast<size_t>(all))))
+                << "the sums, rounded";
             uint16_t* second = upload(op, std::vector<uint16_t>(static_cast<size_t>(all + 64), 0x7FC1));
             gemm_decoding(*op.ctx.gpu, job, OutBf16{second, stride});
             EXPECT_EQ(download(op, second, all + 64), expected);

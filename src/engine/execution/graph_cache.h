@@ -22,6 +22,10 @@ class RecordedStep {
             warm_ = true;
             return result;
         }
+        if (ctx.gpu->sums_open) {  // a step failed: what it added is not for this one
+            ctx.gpu->fill(ctx.gpu->sums(), 0, Gpu::kSums * int64_t{sizeof(uint64_t)});
+            ctx.gpu->sums_open = false;
+        }
         if (!graph_) {
             graph_ = GpuGraph(*ctx.gpu, [&] { result_ = body(); });
             end_ = ctx.arena->mark();

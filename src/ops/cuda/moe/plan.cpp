@@ -240,7 +240,8 @@ bool takes_words(Case c) {
 }
 Router prefill_router(const Chip& chip, const Weight& router) {
     const bool tensor_cores = chip.major >= 8 && !chip.portable;
-    const bool bf16 = router.dtype == DType::bf16 && router.scale == 1.0f && router.row_bytes == 2 * router.cols;
+    const bool bf16 = router.dtype == DType::bf16 && router.scale == 1.0f && router.scales == nullptr &&
+                      router.row_bytes == 2 * router.cols;
     if (chip.hopper() && bf16 && router.cols % 64 == 0) return Router::prefill_sm90;
     return tensor_cores && router.cols % 32 == 0 ? Router::prefill_tensor : Router::prefill_any;
 }
