@@ -14,7 +14,7 @@ import time
 
 import test_support
 from shared_places import Damage, Redis, S3, S3Server, Wire, cut, exchanged, flipped
-from test_support import PATIENCE, attempt, expect, riptide, scratch, skipped, told, wait_for
+from test_support import PATIENCE, attempt, expect, free_port, riptide, scratch, skipped, told, wait_for
 
 PASSWORD = "a long/password@home"
 work = scratch("shared")
@@ -207,6 +207,22 @@ def timed(what):
     return time.monotonic() - began
 
 
+def first_lines():
+    """What a server says of its place before it is asked anything."""
+    one = Server(work / "place")
+    expect(f"shared  dir:{work}/place, 256 GiB at most, records sealed with the fleet's key\n" in one.log(), f"a folder: {one.log()}")
+    expect("shared  " not in reference.log(), f"no place: {reference.log()}")
+    one.end()
+    if "built without hiredis" in why_not("redis://"):
+        return
+    nobody = f"redis://127.0.0.1:{free_port()}"
+    one = Server(nobody.replace("//", "//me:hush@"))
+    expect(f"shared  {nobody}, records sealed with the fleet's key\n" in one.log(), f"Redis: {one.log()}")
+    expect(wait_for(lambda: f"cache   {nobody}: cannot be reached" in one.log()), f"nobody is there: {one.log()}")
+    expect("hush" not in one.log(), f"no password is told: {one.log()}")
+    one.end()
+
+
 def with_redis():
     global redis
     if not shutil.which("redis-server"):
@@ -297,7 +313,7 @@ def main():
         (work / name).write_text(os.urandom(32).hex() + "\n")
     try:
         reference = Server()
-        attempt(with_redis, with_s3)
+        attempt(first_lines, with_redis, with_s3)
         reference.end()
     finally:
         for server in servers:

@@ -119,6 +119,7 @@ void Engine::Impl::run() {
     std::unique_lock lock(mutex);
     try {
         machine.use_on_this_thread();
+        if (fetches) machine.try_shared();
     } catch (const std::exception& error) {
         failure = fmt::format("the engine has failed: {}", error.what());
     }

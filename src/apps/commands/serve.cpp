@@ -214,10 +214,12 @@ int serve(ServerFlags o) {
         const auto open = [&] { return open_server_engine(o, warnings, log); };
         auto engine = open();
         const EngineInfo info = engine->info();
+        if (info.shares_cache) log.write(shared_line(o));
         server.serve(std::move(engine), open);
         announce(info, options, o.model.model.empty(), server.port(),
                  std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), log);
     } else {
+        if (!o.engine.shared_cache.empty()) log.write(shared_line(o));
         announce_several(options, server.port(), log);
     }
     Systemd systemd;

@@ -117,6 +117,14 @@ std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOpt
     return std::make_unique<KvEvents>(events, o.engine.cache_feed);
 }
 
+std::string shared_line(const ServerFlags& o) {
+    const std::string& address = o.engine.shared_cache;
+    const bool folder = address.starts_with("dir:") || address.find("://") == std::string::npos;
+    return fmt::format("shared  {}{}{}, records sealed with the fleet's key",
+                       folder && !address.starts_with("dir:") ? "dir:" : "", without_password(address),
+                       folder ? fmt::format(", {} GiB at most", o.cache_shared_gib) : "");
+}
+
 std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log) {
     auto checkpoint = open_model(o.model);
     refuse_dflash(*checkpoint);

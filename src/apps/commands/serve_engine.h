@@ -62,6 +62,9 @@ std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOpt
 /// The model of the flags, or the demo model. Throws Error.
 std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log);
 
+/// The log's line that names the tier of --shared-cache, without user and password. REQUIRES one.
+std::string shared_line(const ServerFlags& o);
+
 /// The models of --models, with a function that loads each; all that it refers to must outlive it. Each has its own
 /// folder in --cache-dir. What all may take of memory is --models-memory; left out: what is free on the GPU now, or
 /// three quarters of the machine's. On a GPU a model counts as its memory budget, and as all if it has none, since its

@@ -309,6 +309,12 @@ void Machine::open_shared_tier() {
     });
 }
 
+void Machine::try_shared() {
+    auto lookup = std::make_shared<SharedLookup>();
+    lookup->names = {Digest{}};
+    shared_->look(std::move(lookup));
+}
+
 void Machine::tell_shared_problem() const {
     const std::string problem = shared_->problem();
     if (!problem.empty() && options_.on_shared_problem) options_.on_shared_problem(problem);

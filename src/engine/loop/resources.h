@@ -79,6 +79,8 @@ class Machine {
     const DiskStore* disk_tier() const { return disk_ ? &*disk_ : nullptr; }
     /// Null if options name none. In use from when the weights' digest is known.
     SharedStore* shared_tier() { return shared_.get(); }
+    /// A first question: what is wrong with the place is told before a request needs it. REQUIRES a shared tier.
+    void try_shared();
     /// EngineOptions::on_shared_problem. REQUIRES a shared tier.
     void tell_shared_problem() const;
     /// Who hears, on threads of the shared tier's, that it has an answer; null: nobody any more.
