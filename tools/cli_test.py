@@ -79,6 +79,25 @@ def fits():
     bad(66, "riptide pull owner/absent", "fit", "owner/absent")
 
 
+def flags_told(text):
+    return set(re.findall(r"(?m)^  (?:-\w,)?(--[\w-]+)", text))
+
+
+def hidden_flags():
+    """--help-all is --help and what that leaves out; of serve this is what the table in docs/server.md has."""
+    hidden = {}
+    for command in ["run", "chat", "bench", "serve", "imatrix", "ab"]:
+        short, whole = good(command, "--help"), good(command, "--help-all")
+        hidden[command] = flags_told(whole.partition("Further flags:")[2].partition("\n\n")[0])
+        expect(flags_told(short) | hidden[command] == flags_told(whole) and not flags_told(short) & hidden[command], f"{command} --help-all")
+        expect(hidden[command] and short.splitlines()[-1] == f"Further flags: riptide {command} --help-all", f"{command} --help names it")
+    table = (ROOT / "docs/server.md").read_text().partition("## Further flags")[2].partition("| flag |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(--[\w-]+)", "".join(row.split(" | ")[0] for row in table.splitlines())))
+    expect(named == hidden["serve"], f"docs/server.md, Further flags: {sorted(named ^ hidden['serve'])}")
+    expect("Further flags" not in good("list", "--help"), "list has no hidden flags")
+    bad(64, "--help-all", "list", "--help-all")
+
+
 def help_and_usage():
     for command in ["run", "chat", "inspect", "tokenize", "template", "quantize", "synth", "bench", "kernels", "ab", "niah", "trace", "ppl",
                     "serve", "launch", "pull", "fit", "list", "show", "rm", "ps", "doctor", "completion"]:
@@ -482,6 +501,7 @@ def interrupt(model):
 
 if __name__ == "__main__":
     help_and_usage()
+    hidden_flags()
     kernels()
     fits()
     bad_files()

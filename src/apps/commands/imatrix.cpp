@@ -76,7 +76,7 @@ void add_imatrix(Command& app, Action& action) {
     auto options = std::make_shared<ImatrixFlags>();
     add_model_flags(*cmd, options->model);
     for (const char* flag : {"--device", "--gpu", "--memory-budget", "--portable", "--prefill"})
-        cmd->get_option(flag)->group("");  // it runs on the CPU
+        cmd->get_option(flag)->group("")->description("Of no use here: it runs on the CPU");
     cmd->add_option("-f,--text", options->text, "Text file that is like what the model will read and write")
         ->required();
     cmd->add_option("-o,--output", options->out, "GGUF file to write, as llama.cpp's programs have it")->required();

@@ -235,7 +235,7 @@ int serve(ServerFlags o) {
     return 0;
 }
 
-/// Told by docs/fleet.md, not by --help.
+/// Told by docs/fleet.md and --help-all.
 void add_event_flags(Command& cmd, KvEventsOptions& o) {
     cmd.add_option("--kv-events", o.endpoint, "Tell routers over ZeroMQ what is cached, here: tcp://127.0.0.1:5557")
         ->group("");
@@ -254,10 +254,10 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
         ->check(IsMember({"auto", "generate", "embed", "rerank"}))
         ->capture_default_str();
     cmd.add_option("--models-memory", o.models_memory_mib,
-                   "MiB for weights and K/V of all; 0: what the GPU has free, or 3/4 of the machine's")
+                   "Of --models: MiB for weights and K/V of all; 0: what the GPU has free, or 3/4 of the machine's")
         ->check(Range(int64_t{0}, int64_t{1} << 32))
         ->capture_default_str();
-    cmd.add_option("--keep-alive", o.keep_alive, "Seconds until an unused one is put away; 0: never")
+    cmd.add_option("--keep-alive", o.keep_alive, "Of --models: seconds until an unused one is put away; 0: never")
         ->check(Range(int64_t{0}, int64_t{1} << 31))
         ->capture_default_str();
     cmd.add_flag("--strict-model", o.server.strict_model, "Refuse other names; else any name means this model");
@@ -281,7 +281,7 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
         ->check(Range(0, 86400))
         ->capture_default_str();
     cmd.add_flag("--quiet", o.quiet, "No line for each answer");
-    cmd.add_option("--log-format", o.log_format, "Of these lines: text | json")
+    cmd.add_option("--log-format", o.log_format, "Of the line for each answer: text | json")
         ->check(IsMember({"text", "json"}))
         ->capture_default_str();
     cmd.add_flag("--log-content", o.server.log.content, "Log what is asked and answered, too");

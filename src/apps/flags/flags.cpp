@@ -216,14 +216,24 @@ std::string explain_extras(const CLI::App& app) {
     return fmt::format("unexpected argument '{}' for riptide {}", word, chosen->get_name());
 }
 
-/// Those that help leaves out, of subcommands too.
+/// Those that --help leaves out, of subcommands too. Commands that have some get --help-all.
 std::vector<CLI::Option*> hidden_flags(CLI::App& app) {
     std::vector<CLI::Option*> out;
     for (CLI::Option* option : app.get_options())
         if (option->get_group().empty()) out.push_back(option);
+    if (!out.empty()) app.set_help_all_flag("--help-all", "This, with further flags")->group("");
     for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; }))
         for (CLI::Option* option : hidden_flags(*sub)) out.push_back(option);
     return out;
+}
+
+/// Of the command that was chosen, with its hidden flags under `group`.
+std::string help_with(const CLI::App& app, const std::vector<CLI::Option*>& hidden, const char* group) {
+    for (CLI::Option* flag : hidden) flag->group(group);
+    std::string text = app.help();
+    // CLI11 leaves more than one empty line round a group that it does not tell.
+    for (size_t gap; (gap = text.find("\n\n\n")) != std::string::npos;) text.erase(gap, 1);
+    return text;
 }
 
 /// The arguments behind the program's name, with "--option=" as the two words "--option" and "": CLI11 takes the next
@@ -270,8 +280,13 @@ std::optional<std::string> Command::parse(int argc, const char* const* argv) {
         impl_->app->parse(std::move(words));
         return std::nullopt;
     } catch (const CLI::CallForHelp&) {
-        for (CLI::Option* flag : hidden) flag->group("");
-        return app.help();  // of the subcommand, if one was chosen
+        std::string text = help_with(app, hidden, "");
+        for (const CLI::App* sub : app.get_subcommands())
+            if (sub->get_help_all_ptr() != nullptr)
+                text += fmt::format("Further flags: riptide {} --help-all\n", sub->get_name());
+        return text;
+    } catch (const CLI::CallForAllHelp&) {
+        return help_with(app, hidden, "Further flags");
     } catch (const CLI::CallForVersion& e) {
         return e.what() + std::string("\n");
     } catch (const CLI::ExtrasError&) {

@@ -49,7 +49,7 @@ class Flag {
     Flag* suggest(std::initializer_list<const char*> words);
     /// The help shows the value that the variable has now.
     Flag* capture_default_str();
-    /// The heading of the help that it stands under; "": the help does not tell it.
+    /// The heading of the help that it stands under; "": only --help-all tells it.
     Flag* group(const std::string& name);
     /// Refuses the flag where the other is not given, or where it is.
     Flag* needs(const Flag* other);
@@ -119,8 +119,9 @@ class Command {
     std::vector<const Flag*> flags_with_words() const;
 
     /// Fills the variables from the words behind the program's name, and calls the callback of the subcommand that was
-    /// chosen. Returns what to print instead of going on, if help or the version is asked for. Throws Error (usage) of
-    /// one line that names the flag or the word that is wrong, and the known one that is nearest to it.
+    /// chosen. Returns what to print instead of going on, if help or the version is asked for. Commands with flags that
+    /// --help leaves out have --help-all, too, which the last line of their help names. Throws Error (usage) of one
+    /// line that names the flag or the word that is wrong, and the known one that is nearest to it.
     std::optional<std::string> parse(int argc, const char* const* argv);
     std::string help() const;
 
