@@ -16,8 +16,8 @@
 //
 // What limits it (H200, profiler): schedulers issue in half of the cycles; next to products, which keep the register
 // file busy, an instruction waits for its operands, the one before it and the pipe. Tried (us, gate and up of 4,096 and
-// 16,384 rows in Q4_K; then 452 and 1,390, now, with neighbouring columns stored together, 424 and 1,305; two warpgroups
-// with 2 x 64 rows: 550 and 1,612):
+// 16,384 rows in Q4_K; then 452 and 1,390, now, with neighbouring columns stored together, 424 and 1,305; two
+// warpgroups with 2 x 64 rows: 550 and 1,612):
 //   products that run while the same warpgroup decodes: 458 and 1,381 with 128 rows of A always; with several sizes of
 //     tiles ptxas finds no registers for it and waits for each product (C7512);
 //   two warpgroups with up to 192 (256) rows of A, so that more share what is decoded: 489 and 1,690 (487 and 1,628);
