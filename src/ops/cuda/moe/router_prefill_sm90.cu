@@ -3,8 +3,8 @@
 //
 // FLOPs: 2 n experts cols, three times: 4096 rows of 2048, 256 experts: 13 G, 17 us at 780 T/s. Bytes through L2: each
 // tile's rows of h and of w, 134 MB there (64 x 128), 24 us at 5.5 TB/s (an estimate); router_prefill.cu: 330 MB, 112
-// us (H200, 2026-11-29); here 32 us. Clocks of sixteen columns of such a tile (estimates): products 192; shared memory 96 for w,
-// which three products read, 32 for h, 64 for copies; cutting and adding 110. Rows of 256 to 16,384: gpu.md.
+// us (H200, 2026-11-29); here 32 us. Clocks of sixteen columns of such a tile (estimates): products 192; shared memory
+// 96 for w, which three products read, 32 for h, 64 for copies; cutting and adding 110. Rows of 256 to 16,384: gpu.md.
 //
 // Design: warpgroup 0 feeds stages of 64 columns through TMA (h 64 x 64 in two boxes, w kN x 64, 128-byte swizzle).
 // Warpgroups 1 and 2 take stages in turns, so that one cuts and adds while the other multiplies: each makes fragments
