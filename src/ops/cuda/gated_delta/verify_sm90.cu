@@ -34,11 +34,11 @@ namespace riptide::ops {
 
 namespace {
 
-constexpr int kDim = 128;      // of a head
-constexpr int kMostRows = 32;  // of all sequences
-constexpr int kColumnsOf = 8;  // of a warp
-constexpr int kTogether = 16;  // rows whose v are prepared at once
-constexpr int kElements = kDim / 32;
+constexpr int kDim = 128;                       // of a head
+constexpr int kMostRows = 32;                   // of all sequences
+constexpr int kColumnsOf = 8;                   // of a warp
+[[maybe_unused]] constexpr int kTogether = 16;  // rows whose v are prepared at once
+[[maybe_unused]] constexpr int kElements = kDim / 32;
 
 /// Shared memory: q and k [rows, kDim], v [rows, columns], gates [rows, 4], outputs of the CTA's own rows, where the
 /// taps of rows lie [rows, 4]; then (trees) the plan and the kept states.

@@ -14,7 +14,7 @@ namespace {
 
 /// Columns 8 c .. 8 c + 7 of a row of whole such pieces; zeros behind its end. Without branches: code that runs once
 /// comes from far.
-__device__ __forceinline__ void load_eight(const float* x, int c, int cols, float (&v)[8]) {
+[[maybe_unused]] __device__ __forceinline__ void load_eight(const float* x, int c, int cols, float (&v)[8]) {
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
     for (int i = 0; i < 8; i += 4)
