@@ -105,6 +105,12 @@ TEST(DecodeRouter, a_row_has_the_same_bits_wherever_its_router_runs) {
     }
 }
 
+std::vector<float> repeated(const std::vector<float>& row, int64_t n) {
+    std::vector<float> rows;
+    for (int64_t r = 0; r < n; ++r) rows.insert(rows.end(), row.begin(), row.end());
+    return rows;
+}
+
 /// A row whose logits are NaN fails, and leaves nothing to the row behind it.
 TEST(DecodeRouter, rows_without_sums_have_nan_logits_and_the_next_row_none_of_it) {
     RT_GPU_ONLY();
@@ -115,8 +121,7 @@ TEST(DecodeRouter, rows_without_sums_have_nan_logits_and_the_next_row_none_of_it
     for (const float v : {NAN, INFINITY, 1e30f, 1e8f}) {
         std::vector<float> first;
         for (const int64_t n : {1, 2, 3, 4, 9}) {
-            std::vector<float> rows;
-            for (int64_t r = 0; r < n; ++r) rows.insert(rows.end(), x.begin(), x.end());
+            const std::vector<float> rows = repeated(x, n);
             for (const bool told : {true, false}) {
                 const Results odd = layer.run(rows, v, told);
                 EXPECT_TRUE(std::any_of(odd[2].begin(), odd[2].end(), [](float l) { return std::isnan(l); })) << v;
@@ -138,8 +143,7 @@ TEST(DecodeRouter, a_row_without_sums_leaves_those_beside_it_alone) {
     const std::vector<float> x = test::random_rows(1, wide, 35);
     const Results alone = layer.run(x, 0.75f, true);
     for (const int64_t n : {2, 3, 4, 9}) {
-        std::vector<float> rows;
-        for (int64_t r = 0; r < n; ++r) rows.insert(rows.end(), x.begin(), x.end());
+        std::vector<float> rows = repeated(x, n);
         rows[static_cast<size_t>(wide)] = NAN;
         const Results all = layer.run(rows, 0.75f, true);
         for (size_t k = 0; k < all.size(); ++k) {

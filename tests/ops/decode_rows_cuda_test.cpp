@@ -224,7 +224,7 @@ TEST(DecodeRows, experts_give_each_row_the_bits_it_has_alone) {
     }
 }
 
-/// Many experts that one row or two or three chose: more stages than are dealt out beforehand on any chip.
+/// Many experts, each of which one row or two or three chose.
 TEST(DecodeRows, experts_of_few_rows_each_give_each_row_the_bits_it_has_alone) {
     RT_GPU_ONLY();
     const int64_t experts = fewer(48, 12), outputs = fewer(4096, 1024);

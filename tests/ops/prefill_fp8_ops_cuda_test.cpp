@@ -8,8 +8,8 @@
 #include "ops/matmul.h"
 #include "ops/moe.h"
 #include "ops/norm.h"
-#include "tensor/half.h"
 #include "tests/ops/fp8_copies.h"
+#include "tests/ops/prefill_parts.h"
 #include "tests/quant/random_weight.h"
 
 namespace riptide {
@@ -118,7 +118,6 @@ TEST(PrefillFp8Ops, a_sparse_layer_equals_its_experts) {
             values_of(ops::swiglu_ffn(op.ctx, h, layer.placed.gate[e], layer.placed.up[e], layer.placed.down[e])));
     const std::vector<float> of_shared =
         values_of(ops::swiglu_ffn(op.ctx, h, layer.shared[0], layer.shared[1], layer.shared[2]));
-    const auto kept = [](float v) { return bf16_to_f32(f32_to_bf16(v)); };  // results of experts
     const auto experts = values_of<int32_t>(result.routing.experts);
     const std::vector<float> weights = values_of(result.routing.weights), got = values_of(result.y);
     for (int64_t r = 0; r < n; ++r)
@@ -127,10 +126,10 @@ TEST(PrefillFp8Ops, a_sparse_layer_equals_its_experts) {
             for (int64_t i = 0; i < k; ++i) {
                 const auto at = static_cast<size_t>(r * k + i);
                 const float term =
-                    weights[at] * kept(each[static_cast<size_t>(experts[at])][static_cast<size_t>(r * d + c)]);
+                    weights[at] * test::rounded(each[static_cast<size_t>(experts[at])][static_cast<size_t>(r * d + c)]);
                 sum = i == 0 ? term : sum + term;
             }
-            sum += kept(of_shared[static_cast<size_t>(r * d + c)]);
+            sum += test::rounded(of_shared[static_cast<size_t>(r * d + c)]);
             ASSERT_EQ(got[static_cast<size_t>(r * d + c)], sum) << r << " " << c;
         }
     expect_same_bits(values_of(ops::moe_swiglu(op.ctx, h, result.routing, layer.placed, layer.shared_expert())), got,

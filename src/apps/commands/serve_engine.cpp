@@ -119,7 +119,7 @@ std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOpt
 
 std::string shared_line(const ServerFlags& o) {
     const std::string& address = o.engine.shared_cache;
-    const bool folder = address.starts_with("dir:") || address.find("://") == std::string::npos;
+    const bool folder = is_folder_address(address);
     return fmt::format("shared  {}{}{}, records sealed with the fleet's key",
                        folder && !address.starts_with("dir:") ? "dir:" : "", without_password(address),
                        folder ? fmt::format(", {} GiB at most", o.cache_shared_gib) : "");

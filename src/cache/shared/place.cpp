@@ -16,10 +16,14 @@ void SharedPlace::tell(const std::string& problem) {
     if (std::find(said_.begin(), said_.end(), problem) == said_.end()) said_.push_back(problem);
 }
 
-std::string without_password(std::string_view address) {
+bool is_folder_address(std::string_view address) {
     const size_t colon = address.find(':');
-    if (colon == std::string_view::npos || address.find('/') < colon || address.starts_with("dir:"))
-        return std::string(address);  // a folder
+    return colon == std::string_view::npos || address.find('/') < colon || address.starts_with("dir:");
+}
+
+std::string without_password(std::string_view address) {
+    if (is_folder_address(address)) return std::string(address);
+    const size_t colon = address.find(':');
     if (address.starts_with("s3:"))
         address = address.substr(0, address.find('?'));  // an endpoint there may have a user
     const size_t kind = address.substr(colon + 1).starts_with("//") ? colon + 3 : colon + 1,
@@ -37,12 +41,10 @@ std::shared_ptr<SharedPlace> open_shared_place(std::string_view address, int64_t
         return open_redis_place(address, access);
     if (address.starts_with("s3://")) return open_s3_place(address, access);
     constexpr std::string_view kKind = "dir:";
-    const size_t colon = address.find(':');
-    const bool named = colon != std::string_view::npos && address.find('/') > colon;
-    RT_CHECK(!address.empty() && (!named || address.starts_with(kKind)) && address != kKind, ErrorKind::usage,
+    RT_CHECK(!address.empty() && is_folder_address(address) && address != kKind, ErrorKind::usage,
              "'{}' is not the address of a shared cache, expected dir:/a/folder, redis://host:6379 or s3://bucket",
              without_password(address));
-    return open_folder_place(std::string(named ? address.substr(kKind.size()) : address), budget);
+    return open_folder_place(std::string(address.starts_with(kKind) ? address.substr(kKind.size()) : address), budget);
 }
 
 }  // namespace riptide

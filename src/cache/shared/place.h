@@ -55,6 +55,8 @@ struct SharedAccess {
 /// time. Servers keep to bounds of their own.
 std::shared_ptr<SharedPlace> open_shared_place(std::string_view address, int64_t budget,
                                                const SharedAccess& access = {});
+/// Whether it names a folder: dir:/a/folder, or none of the kinds.
+bool is_folder_address(std::string_view address);
 /// The address without the user and password in it, and what stands behind a question mark.
 std::string without_password(std::string_view address);
 
