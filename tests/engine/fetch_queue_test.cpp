@@ -186,6 +186,25 @@ TEST_F(FetchQueueTest, a_lookup_is_of_checkpoints_and_a_page_that_has_gone_ends_
     EXPECT_EQ(cached(), 600);
 }
 
+TEST_F(FetchQueueTest, a_fetch_that_broke_off_says_nothing_of_how_long_the_next_takes) {
+    ASSERT_TRUE(add());
+    place->lose_first = true;
+    place->let(kMany, 1);
+    ASSERT_TRUE(wait_until([&] {
+        EXPECT_TRUE(queue->take_ready(0).empty());
+        return shared.stats().misses == 1;
+    }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    place->let(0, kMany);  // the three readers beside it: 3 of 151 records in 60 ms
+    EXPECT_TRUE(comes_back(0));
+    EXPECT_EQ(cached(), 0);
+    back.clear();
+    ASSERT_TRUE(add());
+    EXPECT_TRUE(comes_back(0));
+    EXPECT_EQ(cached(), 600);
+    EXPECT_EQ(queue->stats().slower, 0);
+}
+
 TEST_F(FetchQueueTest, a_fetch_that_would_end_later_than_reading_is_given_up) {
     ASSERT_TRUE(add());
     place->let(1, 3);  // of 151 records

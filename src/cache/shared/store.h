@@ -97,7 +97,8 @@ class SharedStore {
     int64_t pending_bytes() const;
     /// Gives back the memory of what has ended.
     void reap();
-    /// Bytes a second of the loads of the last minute; 0: there were none.
+    /// Bytes a second of the loads of the last minute, those aside that broke off at a missing record; 0: there were
+    /// none.
     double read_rate() const;
     /// Seconds that the quickest of the last three lookups took; 0: there were fewer, or none in the last minute.
     double lookup_seconds() const;

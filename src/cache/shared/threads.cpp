@@ -70,14 +70,16 @@ void SharedStore::State::settle(LookupAsk& ask, bool failed) {
     news = true;
 }
 
-/// Ends a load that nobody works on any more, or whose answers nobody waits for.
+/// Ends a load that nobody works on any more, or whose answers nobody waits for. One that broke off at a missing record
+/// says nothing of the rate: it may have read a record or two beside it.
 void SharedStore::State::settle(LoadAsk& ask) {
     if (ask.load == nullptr || ask.pinned > 0) return;
     SharedLoad& load = *ask.load;
     const bool whole = ask.reading == 0 && (load.failed || ask.next == load.pieces.size());
     if (!whole && !load.cancel && !off) return;
+    const bool broke_off = whole && load.failed;
     if (!whole) load.failed = true;
-    if (ask.next > 0) rate.add(static_cast<double>(load.bytes), seconds_since(ask.started));
+    if (ask.next > 0 && !broke_off) rate.add(static_cast<double>(load.bytes), seconds_since(ask.started));
     ended_loads.push_back(std::move(ask.load));
     load.done = true;
     news = true;
