@@ -125,7 +125,7 @@ for tool in memcheck racecheck; do
   has $tool || continue
   sanitize $tool ops test_ops '*'
   sanitize $tool engine test_engine 'SampleCuda.*:SampleMask.*:*GpuSession*laguna_xs2'
-  sanitize $tool models test_models '*greedy*:*Rounded*xs2:*PersistentTest*'
+  sanitize $tool models test_models '*greedy*:*Rounded*xs2'
   [ $tool = memcheck ] || continue
   sanitize $tool quant test_quant 'WeightStoreGpu.*'
   sanitize $tool cache test_cache 'kv_transfer*:prefix_cache.evicted*'

@@ -26,7 +26,7 @@ ALLOWED = {
 # and basics that include no part: any part may include them.
 PARTS = {
     "text": ["generated", "tokenizer", "grammar", "structured", "json", "jinja", "chat", "dialects"],
-    "ops/cuda": ["device", "kv", "linear", "attention", "gated_delta", "moe", "sampling", "scoring", "speculation", "megakernel"],
+    "ops/cuda": ["device", "kv", "linear", "attention", "gated_delta", "moe", "sampling", "scoring", "speculation"],
     "ops/cuda/linear": ["shared", "gemv", "skinny", "gemm"],
     "engine": ["sampling", "prompt", "compression", "execution", "scheduler", "speculation", "loop", "session"],
     "server": ["openapi", "http", "traces", "page", "api"],

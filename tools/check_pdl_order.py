@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 # Kernels launched without programmatic dependence.
-NO_WAIT = ("probe_kernel", "read_kernel", "repack", "persistent_kernel", "fp8_copy")
+NO_WAIT = ("probe_kernel", "read_kernel", "repack", "fp8_copy")
 # Kernels that write before they wait, and only what no earlier kernel still reads: the recurrent state that a step which
 # follows another commits first (decode_row.cu, catch_up; what the step before did has ended when embed lets others start).
 EARLY_WRITES = ("delta_row_kernel",)

@@ -24,7 +24,6 @@ struct SessionOptions {
     int32_t page_rows = 64;  // tokens in a K/V page
     ModelOptions model;
     std::optional<GpuOptions> gpu;  // run on this GPU
-    bool one_launch = false;        // steps of one row (engine/execution/one_launch.h); else all op by op
     SpeculationOptions speculation;
 };
 

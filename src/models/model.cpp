@@ -1,7 +1,6 @@
 #include "models/model.h"
 
 #include "ops/capture.h"
-#include "ops/cuda/megakernel/persistent_decode.h"
 
 namespace riptide {
 
@@ -11,8 +10,6 @@ void FeatureCapture::take(Context& ctx, int64_t l, const Tensor& x) {
 }
 
 Tensor Model::forward(Context& ctx, const Batch& batch, const States& states, FeatureCapture* capture) const {
-    if (ctx.one_launch != nullptr && capture == nullptr && ctx.one_launch->takes(ctx, batch, states.delta_mode))
-        return ctx.one_launch->run(ctx, batch, states.kv, states.delta);
     Tensor x = embed(ctx, batch);
     if (capture != nullptr) capture->take(ctx, -1, x);
     for (int64_t l = 0; l < info().num_hidden_layers; ++l) {

@@ -96,7 +96,7 @@ class Model {
     /// As they lie on the model's device.
     virtual SharedWeights shared_weights() const { return {}; }
 
-    /// A whole step; returns its logits. In one launch where ctx.one_launch takes it.
+    /// A whole step; returns its logits.
     Tensor forward(Context& ctx, const Batch& batch, const States& states, FeatureCapture* capture = nullptr) const;
 };
 

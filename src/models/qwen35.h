@@ -29,7 +29,7 @@ class Qwen35 final : public Model {
     Tensor logits(Context& ctx, const Tensor& x, const Batch& batch) const override;
     SharedWeights shared_weights() const override { return {embed_tokens_, lm_head_}; }
 
-    // What forward() is made of, besides shared_weights().
+  private:
     struct Layer {
         std::span<const float> attn_norm, ffn_norm;
         // Full attention; wq yields for each head the query and its gates.
@@ -43,12 +43,7 @@ class Qwen35 final : public Model {
         Weight router, shared_gate;
         ops::ExpertWeights experts;
     };
-    const Qwen35Config& config() const { return config_; }
-    std::span<const Layer> layers() const { return layers_; }
-    /// [hidden_size], of the norm before the head.
-    std::span<const float> last_norm() const { return norm_; }
 
-  private:
     TensorNames names(int64_t l, std::string_view gguf, std::string_view hf) const;
     std::span<const float> norm(WeightLoader& bind, const TensorNames& names, int64_t size, float factor = 1) const;
     void bind_attention(WeightLoader& bind, int64_t l, KvScales& scales);

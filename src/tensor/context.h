@@ -22,7 +22,6 @@ struct Router;
 struct ExpertWeights;
 struct SharedExpert;
 struct MoeLayer;
-class PersistentDecode;
 }  // namespace ops
 
 /// On a GPU there are three sets of kernels for one mathematics. Within a family a row's bits do not depend on the
@@ -75,10 +74,6 @@ struct Context {
     Family family = Family::decode;
     ThreadPool* threads = nullptr;
     Arena* arena = nullptr;
-    /// Runs steps of one row in one launch (ops/cuda/megakernel/persistent_decode.h); null: all go op by op. Where it
-    /// is set, the decode family adds up attention over heads of 256 as it does, so that steps that it does not take
-    /// have its bits.
-    const ops::PersistentDecode* one_launch = nullptr;
     Tap tap;
     /// On the CPU: sees the experts, i32 [n, top_k], that a sparse layer is about to use, and may write others in their
     /// place. For comparing devices: where rounding decides between nearly equal experts, one device follows the other.

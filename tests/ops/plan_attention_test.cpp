@@ -109,15 +109,6 @@ TEST(PlanAttention, what_is_chosen_fits) {
     EXPECT_GT(others, 0);
 }
 
-TEST(PlanAttention, whoever_asks_for_it_gets_the_general_order) {
-    for (const NamedChip& chip : kNamedChips)
-        for (const int64_t rows : {1, 5, 256}) {
-            attn::Case c = case_of(attention_models()[1].layers[0], DType::q8_0, chip.chip, rows, true, 4096);
-            c.general_order = true;
-            EXPECT_EQ(choose(c).kernel, attn::Kernel::decode_any) << chip.name << ", " << rows << " rows";
-        }
-}
-
 TEST(PlanAttention, kernels_are_in_the_files_of_their_names) {
     for (int i = 0; i <= static_cast<int>(attn::Kernel::prefill_any); ++i) {
         const std::string path =

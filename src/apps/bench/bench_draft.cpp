@@ -32,9 +32,7 @@ class Rounds {
                                                                .context = deepest + DflashDrafter::kAheadRows,
                                                                .chunk_rows = kChunk})),
           rounds_(session.model(), cache_, runner_.context(), drafter_, deepest + DflashDrafter::kAheadRows),
-          state_(cache_) {
-        if (session.options().one_launch) runner_.decode_in_one_launch();
-    }
+          state_(cache_) {}
 
     DflashDrafter& drafter() { return *drafter_; }
     Context& context() { return runner_.context(); }

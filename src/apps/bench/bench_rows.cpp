@@ -114,7 +114,6 @@ class Together {
           cache_(session.model().state_specs(), options(session, depth + gen, sequences), session.gpu(),
                  session.runner().context().threads),
           runner_(session.model(), cache_, session.runner().context().threads) {
-        if (session.options().one_launch) runner_.decode_in_one_launch();
         for (int64_t s = 0; s < sequences; ++s) {
             ids_.push_back(made_up_tokens(depth + gen, vocab_, s));
             states_.emplace_back(cache_);

@@ -339,7 +339,6 @@ void add_bench(Command& app, Action& action) {
     for (const char* flag : {"--portable", "--yarn-attention-factor", "--question", "--turn", "--no-dense", "--load-seed",
                              "--alpha", "--blocks", "--rows-beside", "--deterministic", "--no-prefix-cache"})
         cmd->get_option(flag)->group("");  // help is one screen
-    cmd->get_option("--decode")->group("Options");
     cmd->get_option("--delta")->group("Options");
     cmd->footer(
         "Examples:\n  riptide bench model.gguf --frontier --gen 128 --profile\n"

@@ -68,11 +68,6 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
     cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
         ->check(Range(0, 65536))
         ->capture_default_str();
-    cmd.add_option("--decode", flags.decode,
-                   "Steps of one row on a GPU: chain (op by op) | persistent (one kernel; small dense Qwen3.5 in bf16)")
-        ->check(IsMember({"chain", "persistent"}))
-        ->capture_default_str()
-        ->group("");  // told by bench: help is one screen
     cmd.add_option("--delta", flags.delta,
                    "How prompts pass Gated DeltaNet layers on a Hopper GPU: rows (the same bits in any parts) | chunks "
                    "(faster; bits depend on where steps begin)")
@@ -210,7 +205,6 @@ SessionOptions session_options(const ModelFlags& flags) {
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
     options.model.delta_by_chunks = flags.delta == "chunks";
     options.model.prefill = flags.prefill == "fp8" ? PrefillKind::fp8 : PrefillKind::bf16;
-    options.one_launch = flags.decode == "persistent";
     return options;
 }
 

@@ -20,7 +20,7 @@ class Command;
 
 /// MODEL and how to run it.
 struct ModelFlags {
-    std::string model, weights, kv = "auto", device = "auto", memory_budget, decode = "chain", prefill = "bf16";
+    std::string model, weights, kv = "auto", device = "auto", memory_budget, prefill = "bf16";
     std::string random_weights;  // see random_checkpoint(); empty: MODEL
     std::string random_routing = "alike";
     int threads = 0;

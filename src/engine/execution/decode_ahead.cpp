@@ -37,8 +37,7 @@ GpuDecoder::GpuDecoder(const Model& model, KvCache& cache, Context& context, Dev
 }
 
 int64_t GpuDecoder::follow_rows() const {
-    // A step in one launch stashes.
-    return context_.one_launch == nullptr ? std::min(sequences_, cache_.delta().follow_rows()) : 0;
+    return std::min(sequences_, cache_.delta().follow_rows());
 }
 
 void GpuDecoder::begin(std::span<const DecodeRow> rows, Draw draw, std::span<const int32_t> forced, Recurrent state) {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/execution/one_launch.h"
 
 namespace riptide {
 
@@ -71,13 +70,6 @@ int64_t Runner::graphs() const {
         for (const auto* steps : {&kind.decode, &kind.chain, &kind.tree})
             count += std::count_if(steps->begin(), steps->end(), [](const auto& step) { return step.recorded(); });
     return count;
-}
-
-void Runner::decode_in_one_launch() {
-    const int64_t pages = device_batch_ ? device_batch_->pages() : 0;
-    one_launch_ = one_launch(model_, cache_, pages * cache_.options().page_rows);
-    context_.one_launch = one_launch_.get();
-    forget_recorded();
 }
 
 void Runner::capture(std::span<const int32_t> layers) {

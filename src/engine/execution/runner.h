@@ -14,7 +14,6 @@
 #include "engine/execution/device_batch.h"
 #include "engine/execution/graph_cache.h"
 #include "models/model.h"
-#include "ops/cuda/megakernel/persistent_decode.h"
 
 namespace riptide {
 
@@ -54,8 +53,6 @@ class Runner {
     /// then no sequence has rows reserved. REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
     Tensor step(std::span<const StepItem> items, Family family = Family::decode);
 
-    /// From now on steps of one row run in one launch (one_launch(), which may throw), in this runner's context.
-    void decode_in_one_launch();
 
     /// From now on steps keep what these layers of the model put out (FeatureCapture); empty: none.
     void capture(std::span<const int32_t> layers);
@@ -85,7 +82,6 @@ class Runner {
     Context context_;
     BatchBuilder builder_;
     std::optional<DeviceBatch> device_batch_;  // on a GPU
-    std::unique_ptr<ops::PersistentDecode> one_launch_;
     /// [rows - 1], on a GPU; chains and trees of one sequence.
     struct RecordedSteps {
         std::vector<RecordedStep> decode, chain, tree;

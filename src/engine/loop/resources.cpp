@@ -96,8 +96,8 @@ void Machine::open() {
         return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - epoch).count();
     };
     info_ = model_->info();
-    RT_CHECK(info_.task != Task::embed || (!options_.speculation.on() && !options_.one_launch), ErrorKind::usage,
-             "an embedding model writes no text: --drafter and --decode persistent are not for it");
+    RT_CHECK(info_.task != Task::embed || !options_.speculation.on(), ErrorKind::usage,
+             "an embedding model writes no text: --drafter is not for it");
     fit_to_model(options_, *model_);
     if (options_.max_running == 0 && !gpu_) options_.max_running = kCpuRunning;
     plan_memory();
@@ -172,7 +172,6 @@ void Machine::plan_memory() {
 
 void Machine::make_runner() {
     runner_ = std::make_unique<Runner>(*model_, *cache_, threads_.get(), context_, kWorkspaceFixed);
-    if (options_.one_launch) runner_->decode_in_one_launch();
     prompts_ = std::make_unique<PromptStep>(*runner_, *cache_, context_, [this] { return now_us(); });
     capture(std::vector<int32_t>(capture_layers_));
     if (gpu_) {
@@ -206,7 +205,6 @@ std::string Machine::weights_name() const {
     if (options_.model.delta_by_chunks) name += " delta by chunks";
     if (gpu_ && gpu_->options().portable) name += " portable";
     if (options_.model.prefill == PrefillKind::fp8) name += " prefill fp8";
-    if (options_.one_launch) name += " decode persistent";
     if (!model_->info().kv_scales.empty()) name += " " + model_->info().kv_scales;
     if (checkpoint_ && !checkpoint_->made().empty()) name += fmt::format(" {}", checkpoint_->made());
     if (!content_) return name;

@@ -3,7 +3,6 @@
 #include "ops/advance.h"
 #include "ops/cuda/backend.h"
 #include "ops/cuda/backend_scoring.h"
-#include "ops/cuda/megakernel/persistent_decode.h"
 #include "ops/sample.h"
 
 namespace riptide::ops {
@@ -14,13 +13,6 @@ namespace {
          "this riptide was built without CUDA: configure with the preset \"cuda\", or use --device cpu");
 }
 }  // namespace
-
-std::string PersistentDecode::refusal(const Gpu&, const PersistentModel&, std::span<const KvView>) { no_cuda(); }
-PersistentDecode::PersistentDecode(Gpu& gpu, PersistentModel) : gpu_(gpu) { no_cuda(); }
-Tensor PersistentDecode::run(Context&, const Batch&, std::span<const KvView>, std::span<const DeltaView>) const {
-    no_cuda();
-}
-void PersistentDecode::tune(std::span<const int>) { no_cuda(); }
 
 void advance(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>) { no_cuda(); }
 void advance_most_likely(Context&, const Tensor&, const Batch&, const TokenRing&, std::span<const int32_t>) {

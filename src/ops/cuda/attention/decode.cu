@@ -77,7 +77,6 @@ attn::Case case_of(const Context& ctx, const DecodeAttentionArgs& a, const Batch
             .most_keys = a.most_keys,
             .appends = appends,
             .far = a.far,
-            .general_order = ctx.one_launch != nullptr,
             .chip = chip_of(*ctx.gpu)};
 }
 

@@ -50,7 +50,7 @@ bool rows(const Case& c) { return narrow(c) && c.rows > kFewRows; }
 // ---- Heads of 256.
 
 bool wide(const Case& c) {
-    return c.head_dim == kWide && mma(c) && c.window == 0 && c.aligned && !c.general_order &&
+    return c.head_dim == kWide && mma(c) && c.window == 0 && c.aligned &&
            wide_shared_bytes(c.k, c.v, 1) <= c.chip.shared_bytes;
 }
 bool wide_row1(const Case& c) {

@@ -21,7 +21,6 @@ struct Case {
     int64_t most_keys = 0;       // that a row can see
     bool appends = true;         // the rows' K and V come with the call; else they are in the cache
     bool far = false;            // Batch::far
-    bool general_order = false;  // sums as a step in one launch has them (Context::one_launch)
     bool plain = true;           // prefill: chains, and scores times a positive number
     bool sparse = false;         // prefill: sparse_attention
     Chip chip;
