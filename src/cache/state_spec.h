@@ -21,6 +21,13 @@ struct StateSpec {
     int32_t window = 0;  // kind == window: a row sees itself and the window - 1 positions before it
     DeltaView delta;     // kind == delta: sizes alone
 
+    /// K/V of a layer whose rows see the last `window_` tokens, themselves among them; 0: all.
+    static StateSpec attention(int64_t heads, int64_t dim, int64_t window_) {
+        return {.kind = window_ > 0 ? Kind::window : Kind::paged,
+                .num_kv_heads = heads,
+                .head_dim = dim,
+                .window = static_cast<int32_t>(window_)};
+    }
     bool has_kv() const { return kind == Kind::paged || kind == Kind::window; }
     /// Bytes of a delta layer's state of one sequence.
     int64_t delta_bytes() const {

@@ -126,6 +126,7 @@ struct Done {
     Usage usage;
     Timings timings;
     CompressionReport compression;
+    int32_t attention_window = 0;  // ModelInfo's, if prompt and answer are longer: what lies further back was not seen
     std::string cache_note;  // why not more of the prompt was cached, in a sentence
     int64_t version = 0;     // of the weights: EngineInfo::version
     /// If asked for: LogitsHash over the raw logits of every token that the host drew, a stop id's too. On the CPU those

@@ -15,6 +15,7 @@ void check_session_options(const SessionOptions& o) {
     check_option("context", o.context, 0, INT32_MAX - 1);
     check_option("chunk_rows", o.chunk_rows, 0, 65536);
     check_option("page_rows", o.page_rows, 1, 65536);
+    check_option("attention_window", o.model.attention_window, 0, INT32_MAX);
     check_speculation(o.speculation);
 }
 

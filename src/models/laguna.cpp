@@ -184,6 +184,7 @@ Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options)
 
     WeightLoader bind(checkpoint, store_);
     info_.name = model_name(checkpoint);
+    info_.attention_window = options.window_within(config_.max_position_embeddings);
     const TensorNames embedding = {{"token_embd.weight"}, {"model.embed_tokens.weight"}};
     const TensorNames head = {{"output.weight"}, {"lm_head.weight"}};
     const int64_t V = config_.vocab_size > 0 ? config_.vocab_size : bind.rows_of(embedding), D = config_.hidden_size;
@@ -198,10 +199,8 @@ Laguna::Laguna(const Checkpoint& checkpoint, const ModelOptions& options)
         bind_attention(bind, l, scales);
         bind_feed_forward(bind, l);
         const bool sliding = config_.is_sliding[static_cast<size_t>(l)];
-        specs_.push_back({.kind = sliding ? StateSpec::Kind::window : StateSpec::Kind::paged,
-                          .num_kv_heads = config_.num_key_value_heads,
-                          .head_dim = config_.head_dim,
-                          .window = sliding ? static_cast<int32_t>(config_.sliding_window) : 0});
+        specs_.push_back(StateSpec::attention(config_.num_key_value_heads, config_.head_dim,
+                                              sliding ? config_.sliding_window : info_.attention_window));
     }
     bind.finish();
     if (options.prefill == PrefillKind::fp8) add_fp8();

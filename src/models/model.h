@@ -33,6 +33,7 @@ struct ModelInfo {
     int64_t weight_bytes = 0;
     int64_t bytes_per_token = 0;           // weight bytes that one decoded token reads (batch 1)
     int64_t device_bytes = 0;              // of a GPU's memory that the weights take; 0 on the CPU
+    int32_t attention_window = 0;          // of full-attention layers, in tokens; 0: they see all (ModelOptions)
     std::string kv_scales;                 // what became of the checkpoint's K/V scales, in a sentence; may be empty
     std::vector<std::string> conversions;  // what a GPU cannot hold as the file does: WeightStore::conversions()
 };
@@ -117,6 +118,12 @@ struct ModelOptions {
     /// YaRN magnitude of full-attention layers: < 0 takes it from the checkpoint's rule (docs/formats.md, YaRN), else this
     /// value.
     double yarn_attention_factor = -1.0;
+    /// Rows of full-attention layers see only the last so many tokens, themselves among them: keys at positions >
+    /// own position - attention_window. Lossy: the model was not trained so. 0: all. No fewer than the model's
+    /// positions: likewise all. Layers with a window of their own keep that; recurrent layers have none.
+    int32_t attention_window = 0;
+    /// That window, for a model with so many positions.
+    int32_t window_within(int64_t positions) const { return attention_window < positions ? attention_window : 0; }
     /// Where the weights go; null: they stay in the checkpoint's mapping.
     Gpu* gpu = nullptr;
     /// Bytes of the checkpoint that have been placed so far.

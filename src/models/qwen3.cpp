@@ -125,9 +125,9 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
     layers_.resize(static_cast<size_t>(config_.num_hidden_layers));
     KvScales scales(checkpoint, options);
     for (int64_t l = 0; l < config_.num_hidden_layers; ++l) bind_layer(bind, l, scales);
-    specs_.assign(
-        layers_.size(),
-        {.kind = StateSpec::Kind::paged, .num_kv_heads = config_.num_key_value_heads, .head_dim = config_.head_dim});
+    info_.attention_window = options.window_within(config_.max_position_embeddings);
+    specs_.assign(layers_.size(),
+                  StateSpec::attention(config_.num_key_value_heads, config_.head_dim, info_.attention_window));
     bind.finish();
     if (options.prefill == PrefillKind::fp8) add_fp8();
     info_.name = model_name(checkpoint);

@@ -200,6 +200,7 @@ Qwen35::Qwen35(const Checkpoint& checkpoint, const ModelOptions& options)
         config_.rope.magnitude = options.yarn_attention_factor;
     rope_ = make_rope(config_.rope);
     config_.delta.by_chunks = options.delta_by_chunks;
+    info_.attention_window = options.window_within(config_.max_position_embeddings);
 
     WeightLoader bind(checkpoint, store_);
     text_ = bind.has({{}, {"model.language_model.embed_tokens.weight"}}) ? "model.language_model." : "model.";
@@ -223,9 +224,8 @@ Qwen35::Qwen35(const Checkpoint& checkpoint, const ModelOptions& options)
         bind_feed_forward(bind, l);
         if (linear) specs_.push_back({.kind = StateSpec::Kind::delta, .delta = config_.delta});
         else
-            specs_.push_back({.kind = StateSpec::Kind::paged,
-                              .num_kv_heads = config_.num_key_value_heads,
-                              .head_dim = config_.head_dim});
+            specs_.push_back(
+                StateSpec::attention(config_.num_key_value_heads, config_.head_dim, info_.attention_window));
     }
     for (int64_t l = 0; l < config_.mtp_layers; ++l) bind.skip(fmt::format("blk.{}.", config_.num_hidden_layers + l));
     if (!gguf_)

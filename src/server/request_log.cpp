@@ -25,10 +25,12 @@ std::string cache_words(const Done& done) {
 std::string text_line(const Event& event, const Done& done) {
     const std::string answer = event.answer > 0 ? fmt::format(".{}", event.answer) : "";
     const std::string kept = done.compression.original > 0 ? done.compression.sentence() + "; " : "";
+    const std::string window =
+        done.attention_window > 0 ? fmt::format("window {}; ", grouped(done.attention_window)) : "";
     const double first = done.timings.scoring + done.timings.queue + done.timings.prefill;
-    return fmt::format("req {}{}  in {} ({}{})  first token {:.2f} s  out {} at {:.1f} tok/s  {}", event.id, answer,
-                       grouped(done.usage.prompt), kept, cache_words(done), first, grouped(done.usage.completion),
-                       rate(done), finish_reason_name(done.reason));
+    return fmt::format("req {}{}  in {} ({}{}{})  first token {:.2f} s  out {} at {:.1f} tok/s  {}", event.id, answer,
+                       grouped(done.usage.prompt), kept, window, cache_words(done), first,
+                       grouped(done.usage.completion), rate(done), finish_reason_name(done.reason));
 }
 
 json::object log_head(std::string_view event, const LogSubject& subject, RequestId id) {
@@ -77,6 +79,7 @@ void RequestLog::answered(const LogSubject& subject, const Event& event, const D
                                 {"weights_version", done.version}};
     for (const auto& [key, value] : facts) line[key] = value;
     if (done.compression.original > 0) line["compression"] = done.compression.facts();
+    if (done.attention_window > 0) line["attention_window"] = done.attention_window;
     if (content()) line["text"] = text;
     options_.write(json::serialize(line));
 }

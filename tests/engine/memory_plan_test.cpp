@@ -58,6 +58,19 @@ TEST(MemoryPlan, gives_the_whole_context_and_the_largest_chunk_where_memory_is_p
     EXPECT_EQ(bytes(plan) + plan.spare, 100 * kGiB);
 }
 
+TEST(MemoryPlan, windows_in_all_layers_take_no_more_for_a_longer_context) {
+    LagunaMemory world(100 * kGiB);
+    for (StateSpec& spec : world.specs)
+        if (spec.window == 0) spec = StateSpec::attention(8, 128, 4096);
+    const MemoryPlan plan = plan_gpu_memory(world.request);
+    EXPECT_EQ(plan.context, 131072);
+    EXPECT_EQ(plan.per_token, 0);
+    // 10 rings of 4095 + 8192 rows and 30 of 511 + 8192, rounded up to 64; 2 x 8 heads x 256 bytes a token.
+    EXPECT_EQ(plan.kv, (int64_t{12288} * 10 + int64_t{8704} * 30) * 4096);
+    world.request.context = 1024;
+    EXPECT_EQ(plan_gpu_memory(world.request).kv, plan.kv);
+}
+
 TEST(MemoryPlan, never_plans_more_than_there_is) {
     for (int64_t mib = 1500; mib < 12000; mib += 137)
         for (const DType type : {DType::f16, DType::f8_e4m3, DType::q4_0, DType::tq3_0}) {

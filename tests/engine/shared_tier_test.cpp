@@ -22,8 +22,9 @@ class SharedTier : public ::testing::Test {
     ~SharedTier() override { fs::remove_all(folder); }
 
     /// A replica that knows its weights by what they hold.
-    std::unique_ptr<Engine> open(const std::string& secret = "secret") {
+    std::unique_ptr<Engine> open(const std::string& secret = "secret", int32_t attention_window = 0) {
         EngineOptions o = demo_options();
+        o.model.attention_window = attention_window;
         o.digests = folder + "/digests";
         o.shared_cache = "dir:" + folder + "/place";
         o.shared_cache_key = folder + "/" + secret;
@@ -88,6 +89,23 @@ TEST_F(SharedTier, a_conversation_goes_on_at_another_replica_with_the_same_words
         EXPECT_GT(stats.shared_read_bytes, 0);
     }
     EXPECT_EQ(fetched, 1);
+}
+
+TEST_F(SharedTier, a_replica_with_a_window_over_full_layers_goes_on_from_its_own_state_alone) {
+    RT_CPU_ONLY("a GPU reads such a prompt faster than files");
+    const json::array messages = opening();
+    ask(*open(), turn(messages));
+    for (const int32_t window : {64, 96}) {
+        EngineOptions alone = demo_options();
+        alone.model.attention_window = window;
+        const Heard expected = ask(*Engine::open(demo_path(), alone), turn(messages));
+        const auto engine = open("secret", window);
+        const Heard heard = ask(*engine, turn(messages));
+        ASSERT_TRUE(heard.done && expected.done);
+        EXPECT_EQ(heard.tokens, expected.tokens);
+        EXPECT_EQ(heard.done->usage.cached, 0);
+        EXPECT_EQ(engine->stats().shared_hits, 0);
+    }
 }
 
 TEST_F(SharedTier, a_place_that_lies_or_is_another_fleets_is_a_miss_and_the_words_are_the_same) {

@@ -16,6 +16,7 @@ using Row = std::vector<float>;
 struct RowCase {
     std::string fixture;
     DType kv;
+    int32_t window = 0;  // ModelOptions::attention_window
 };
 
 std::string model_file(const std::string& name) {
@@ -35,6 +36,7 @@ class RowsTest : public ::testing::TestWithParam<RowCase> {
     std::unique_ptr<Model> load() const {
         ModelOptions options;
         options.gpu = gpu;
+        options.attention_window = GetParam().window;
         return load_model(*checkpoint, options);
     }
     KvCacheOptions cache_options(int32_t sequences) const {
@@ -88,8 +90,14 @@ INSTANTIATE_TEST_SUITE_P(All, RowsTest,
                                            RowCase{"laguna_nvfp4", DType::f16}, RowCase{"laguna_fp8", DType::f8_e4m3},
                                            RowCase{"qwen3_tied", DType::f16}, RowCase{"qwen35_tied", DType::f16},
                                            RowCase{"qwen35_odd", DType::f32}, RowCase{"qwen35_moe", DType::q8_0},
-                                           RowCase{"demo", DType::f16}, RowCase{"demo", DType::q4_0}),
-                         [](const auto& test) { return test.param.fixture + "_" + dtype_name(test.param.kv); });
+                                           RowCase{"demo", DType::f16}, RowCase{"demo", DType::q4_0},
+                                           RowCase{"laguna_xs2", DType::q8_0, 24}, RowCase{"laguna_m1", DType::f16, 24},
+                                           RowCase{"qwen3_tied", DType::f32, 24}, RowCase{"qwen35_moe", DType::f16, 24},
+                                           RowCase{"demo", DType::q8_0, 40}),
+                         [](const auto& test) {
+                             const RowCase& c = test.param;
+                             return c.fixture + "_" + dtype_name(c.kv) + (c.window > 0 ? "_window" : "");
+                         });
 
 TEST_P(RowsTest, a_batch_equals_each_sequence_alone) {
     constexpr size_t kSequences = 5;

@@ -91,7 +91,9 @@ int niah(const NiahFlags& o) {
     engine_options.compression.positions = compression_options(o.compress).positions;
     const std::unique_ptr<Engine> engine = open_engine(o.model, engine_options);
     const EngineInfo info = engine->info();
-    const std::string kv = kv_name(info.k_dtype, info.v_dtype);
+    const std::string kv =
+        kv_name(info.k_dtype, info.v_dtype) +
+        (info.model.attention_window > 0 ? fmt::format(", attention window {}", info.model.attention_window) : "");
     const json::object settings = niah_settings({{"model", info.model.name},
                                                  {"device", info.device},
                                                  {"kv", kv},
@@ -152,7 +154,8 @@ void add_niah(Command& app, Action& action) {
     cmd->add_flag("--think", options->niah.think, "Let the model reason first; give it room with -n");
     cmd->add_option("--json", options->json_file, "Write everything, each answer too, to this file");
     cmd->add_flag("--resume", options->resume, "Take the answers that the --json file has already");
-    cmd->add_option("--plot", options->plot, "Write an SVG, or a PNG: a heat map of lengths and depths for each task and share");
+    cmd->add_option("--plot", options->plot,
+                    "Write an SVG, or a PNG: a heat map of lengths and depths for each task and share");
     cmd->footer(
         "Texts are made up (prose, code, logs), questions are asked greedily one at a time, nothing is cached between\n"
         "them. Ctrl-C ends with what is there; --resume goes on.\n"

@@ -145,6 +145,7 @@ void announce(const EngineInfo& info, const server::ServerOptions& options, bool
         grouped(info.kv_tokens), kv, info.max_running);
     if (!info.memory.empty()) say("memory  {}", info.memory);
     if (!info.model.kv_scales.empty()) say("scales  {}", info.model.kv_scales);
+    if (info.model.attention_window > 0) say("window  {}", window_sentence(info.model));
     const CompressionOptions& c = info.compression;
     if (!info.scorer.empty())
         say("scorer  {}: {} keep {} of what can be left out{}", info.scorer,
@@ -375,11 +376,11 @@ void add_serve(Command& app, Action& action) {
     const auto hide = [&](std::initializer_list<const char*> flags) {
         for (const char* flag : flags) cmd->get_option(flag)->group("");
     };
-    hide({"--portable", "--yarn-attention-factor", "--compress-above", "--compress-positions", "--repetition-penalty",
-          "--min-p", "--chunk", "--draft-tree", "--tokenizer", "--log-content"});  // told by run, ppl, chat
+    hide({"--portable", "--yarn-attention-factor", "--compress-above", "--repetition-penalty", "--min-p", "--chunk",
+          "--draft-tree", "--tokenizer", "--log-content"});  // told by run, ppl, chat
     hide({"--models-memory", "--keep-alive", "--rows-beside", "--slowdown", "--log-format", "--management-port",
           "--management-host", "--agent-port", "--open-metrics", "--shared-cache", "--shared-cache-key",
-          "--shared-cache-size", "--otlp-endpoint"});  // told by docs/
+          "--shared-cache-size", "--otlp-endpoint", "--reasoning-budget"});  // told by docs/
     cmd->footer(
         "Examples:\n  riptide serve laguna-xs.2-q4_k_m.gguf --cache-dir ~/.cache/riptide --host 0.0.0.0 --api-key-file "
         "keys");

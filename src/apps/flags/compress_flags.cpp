@@ -43,7 +43,7 @@ void add_compress_flags(Command& cmd, CompressFlags& flags) {
     cmd.add_option("--compress-above", flags.above, "Tokens from which on auto compresses (8192, 32K)")
         ->capture_default_str();
     add_scoring_flags(cmd, flags);
-    for (const char* flag : {"--score-layers", "--alpha", "--blocks"})
+    for (const char* flag : {"--score-layers", "--alpha", "--blocks", "--compress-positions"})
         cmd.get_option(flag)->group("");  // told by niah: help is one screen
 }
 

@@ -20,6 +20,7 @@ namespace riptide::apps {
 namespace {
 
 constexpr int kMostThreads = 4096;
+constexpr int64_t kLeastWindow = 64;  // tokens: less is no sentence
 constexpr int64_t kMaxTokenFile = int64_t{256} << 20;
 
 DType kv_type(const std::string& name) {
@@ -65,6 +66,8 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
                    "q8_0 on a GPU (f16 if heads are no multiple of 32)")
         ->suggest({"auto", "f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "tq3_0"})
         ->capture_default_str();
+    cmd.add_option("--attention-window", flags.attention_window,
+                   "Lossy: full-attention layers see only the last so many tokens; left out: all");
     cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
         ->check(Range(0, 65536))
         ->capture_default_str();
@@ -202,6 +205,11 @@ SessionOptions session_options(const ModelFlags& flags) {
     if (!options.choose_kv) {
         std::tie(options.k_dtype, options.v_dtype) = kv_types(flags.kv);
     }
+    RT_CHECK(
+        flags.attention_window == 0 || (flags.attention_window >= kLeastWindow && flags.attention_window <= INT32_MAX),
+        ErrorKind::usage, "--attention-window {}: expected {} tokens or more, or 0: all", flags.attention_window,
+        kLeastWindow);
+    options.model.attention_window = static_cast<int32_t>(flags.attention_window);
     options.model.yarn_attention_factor = flags.yarn_attention_factor;
     options.model.delta_by_chunks = flags.delta == "chunks";
     options.model.prefill = flags.prefill == "fp8" ? PrefillKind::fp8 : PrefillKind::bf16;
@@ -222,7 +230,9 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags) {
     if (options.gpu) options.model.on_progress = [&](int64_t done) { progress.update(done, total); };
     auto session = std::make_unique<Session>(std::move(checkpoint), options);
     if (session->gpu() != nullptr) say("{}: {}\n", session->gpu()->info().name, session->memory());
-    if (const std::string& scales = session->model().info().kv_scales; !scales.empty()) say("{}\n", scales);
+    const ModelInfo& info = session->model().info();
+    for (const std::string& note : {info.kv_scales, window_sentence(info)})
+        if (!note.empty()) say("{}\n", note);
     return session;
 }
 
@@ -245,8 +255,16 @@ std::unique_ptr<Engine> open_lone_engine(const ModelFlags& flags, EngineOptions 
     auto engine = open_engine(flags, std::move(options));
     const EngineInfo info = engine->info();
     if (!info.memory.empty()) say("{}: {}\n", info.device, info.memory);
-    if (!info.model.kv_scales.empty()) say("{}\n", info.model.kv_scales);
+    for (const std::string& note : {info.model.kv_scales, window_sentence(info.model)})
+        if (!note.empty()) say("{}\n", note);
     return engine;
+}
+
+std::string window_sentence(const ModelInfo& model) {
+    return model.attention_window == 0
+               ? ""
+               : fmt::format("full-attention layers see the last {} tokens only (--attention-window, lossy)",
+                             grouped(model.attention_window));
 }
 
 std::string kv_name(const Session& session) { return kv_name(session.options().k_dtype, session.options().v_dtype); }
@@ -337,6 +355,7 @@ json::object closing_json(Engine& engine, const Reply& reply, bool drafted) {
                           {"measured_bandwidth_gb_s", roof * 1e-9},
                           {"bandwidth_share", rate / roof},
                           {"kv", kv_name(info.k_dtype, info.v_dtype)}};
+    if (reply.done.attention_window > 0) facts["attention_window"] = reply.done.attention_window;
     if (!info.memory.empty()) facts["device"] = info.device;
     else facts["logits_hash"] = fmt::format("{:016x}", reply.done.logits_hash);
     if (drafted)

@@ -26,7 +26,7 @@ struct ModelFlags {
     int threads = 0;
     int gpu = 0;
     bool portable = false;
-    int64_t context = 0;
+    int64_t context = 0, attention_window = 0;
     int chunk = 0;
     double yarn_attention_factor = -1;
     std::string delta = "rows";
@@ -71,6 +71,9 @@ std::unique_ptr<Session> open_session(const ModelFlags& flags);
 std::unique_ptr<Engine> open_engine(const ModelFlags& flags, EngineOptions options);
 /// The same for one person's requests, one at a time; on a GPU prints what its memory is used for.
 std::unique_ptr<Engine> open_lone_engine(const ModelFlags& flags, EngineOptions options);
+
+/// What --attention-window does to a model, in a sentence; empty: nothing.
+std::string window_sentence(const ModelInfo& model);
 
 /// How K and V are stored: "f16", "q8_0/q4_0".
 std::string kv_name(const Session& session);

@@ -181,7 +181,7 @@ void Answer::send() {
     out_.clear();
 }
 
-void Answer::close(int64_t now_us, int64_t version) {
+void Answer::close(int64_t now_us, int64_t version, int32_t attention_window) {
     closed_ = true;
     const bool last = --job_->open == 0;
     if (failure) return job_->emit(*this, *failure, last);
@@ -196,6 +196,7 @@ void Answer::close(int64_t now_us, int64_t version) {
     done.timings = {seconds(job_->submitted_us + job_->scoring_us, start), seconds(start, first),
                     seconds(first, now_us), seconds(0, job_->scoring_us), seconds(0, fetch_us)};
     done.compression = job_->compression;
+    if (usage.prompt + usage.completion > attention_window) done.attention_window = attention_window;
     done.cache_note = cache_note;
     done.version = version;
     if (job_->hash_logits) done.logits_hash = hash_.value();

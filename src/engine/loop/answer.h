@@ -127,8 +127,8 @@ class Answer {
     void finish();
     /// Forgets what came of the last step.
     void begin_step();
-    /// The last event: Failed if `failure` is set, else Done.
-    void close(int64_t now_us, int64_t version);
+    /// The last event: Failed if `failure` is set, else Done. The others: of the model that answered.
+    void close(int64_t now_us, int64_t version, int32_t attention_window);
 
     bool closed() const { return closed_; }
 

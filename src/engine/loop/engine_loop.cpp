@@ -142,7 +142,7 @@ void EngineLoop::close_departed() {
         if (why == Leaving::deadline) answer->failure = job.late();
         if (why == Leaving::cancelled) answer->reason = FinishReason::cancelled;
         ++(answer->failure ? stats_.failed : why == Leaving::cancelled ? stats_.cancelled : stats_.finished);
-        answer->close(now_us(), version_);
+        answer->close(now_us(), version_, machine_.model().info().attention_window);
         if (job.sink_failed) cancel(job);
         if (job.open == 0) jobs_.erase(job.id);
     }
@@ -156,7 +156,7 @@ void EngineLoop::end_all(const Failed* failure, std::vector<std::unique_ptr<Job>
             if (answer->closed()) continue;
             if (failure != nullptr && !answer->failure) answer->failure = *failure;
             answer->reason = FinishReason::cancelled;
-            answer->close(now_us(), version_);
+            answer->close(now_us(), version_, machine_.model().info().attention_window);
         }
     answers_.clear();
     departed_.clear();

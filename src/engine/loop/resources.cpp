@@ -76,6 +76,8 @@ Machine::Machine(std::unique_ptr<Checkpoint> checkpoint, const EngineOptions& op
         gpu_ = Gpu::open(gpu);
     }
     options_.model.gpu = gpu_.get();
+    // As long as the context it hides nothing, and pages are shared.
+    if (options_.context > 0) options_.model.attention_window = options_.model.window_within(options_.context);
     options_.model.fp8_k = !options_.choose_kv && options_.k_dtype == DType::f8_e4m3;
     options_.model.fp8_v = !options_.choose_kv && options_.v_dtype == DType::f8_e4m3;
     model_ = load_model(*checkpoint_, options_.model);

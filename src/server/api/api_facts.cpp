@@ -201,6 +201,7 @@ HttpReply get_props(const ApiContext& ctx) {
                         {"context_length", info.context_length},
                         {"kv_tokens", info.kv_tokens},
                         {"kv_type", {{"k", dtype_name(info.k_dtype)}, {"v", dtype_name(info.v_dtype)}}},
+                        {"attention_window", info.model.attention_window},
                         {"max_running", info.max_running},
                         {"device", info.device},
                         {"weights_version", info.version},

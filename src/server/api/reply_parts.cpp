@@ -18,6 +18,7 @@ void UsageSum::add(const Item& item) {
         drafted_ += done->usage.drafted;
         accepted_ += done->usage.accepted;
         decode_seconds_ = std::max(decode_seconds_, done->timings.decode);
+        window_ = std::max<int64_t>(window_, done->attention_window);
         if (event.answer != 0) return;
         prompt_ += done->usage.prompt;
         cached_ += done->usage.cached;
@@ -35,7 +36,7 @@ void UsageSum::add(const Item& item) {
 }
 
 json::object UsageSum::openai() const {
-    json::object details = compression();
+    json::object details = losses();
     details["cached_tokens"] = cached_;
     return {{"prompt_tokens", prompt_},
             {"completion_tokens", completion_},
@@ -45,7 +46,7 @@ json::object UsageSum::openai() const {
 }
 
 json::object UsageSum::responses() const {
-    json::object details = compression();
+    json::object details = losses();
     details["cached_tokens"] = cached_;
     return {{"input_tokens", prompt_},
             {"input_tokens_details", std::move(details)},
@@ -54,10 +55,11 @@ json::object UsageSum::responses() const {
             {"total_tokens", prompt_ + completion_}};
 }
 
-json::object UsageSum::compression() const {
-    if (original_ == 0) return {};
-    json::object out = {{"original_tokens", original_}, {"scored_tokens", scored_}};
+json::object UsageSum::losses() const {
+    json::object out;
+    if (original_ > 0) out = {{"original_tokens", original_}, {"scored_tokens", scored_}};
     if (!shown_.empty()) out["shown"] = shown_;
+    if (window_ > 0) out["attention_window"] = window_;
     return out;
 }
 

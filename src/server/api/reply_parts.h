@@ -29,8 +29,10 @@ class UsageSum {
     json::object openai() const;
     /// In the names of /v1/responses.
     json::object responses() const;
-    /// Of prompts that were compressed: original_tokens and scored_tokens, and shown if asked for; else nothing.
-    json::object compression() const;
+    /// What of its prompt an answer was made without. Of prompts that were compressed: original_tokens and
+    /// scored_tokens, and shown if asked for. Of texts longer than the window that the server has for full-attention
+    /// layers: attention_window. Else nothing.
+    json::object losses() const;
     /// Speeds, in the fields that llama.cpp's clients read: prompt_n, cache_n, prompt_ms, predicted_n, draft_n, ...;
     /// and cache_note, why not more of the (last) prompt was cached.
     json::object timings() const;
@@ -45,7 +47,7 @@ class UsageSum {
     int64_t open_;
     int64_t prompt_ = 0, cached_ = 0, completion_ = 0, reasoning_ = 0, version_ = 0;
     double prefill_seconds_ = 0, decode_seconds_ = 0, scoring_seconds_ = 0;
-    int64_t original_ = 0, scored_ = 0;
+    int64_t original_ = 0, scored_ = 0, window_ = 0;
     int64_t drafted_ = 0, accepted_ = 0;
     std::string shown_, cache_note_;
 };

@@ -44,7 +44,7 @@ json::object usage_of(int64_t prompt, int64_t cached, int64_t completion, int64_
 
 json::object MessageReply::usage() const {
     json::object out = usage_of(usage_.prompt(), usage_.cached(), usage_.completion(), usage_.version());
-    for (const auto& [key, value] : usage_.compression()) out[key] = value;
+    for (const auto& [key, value] : usage_.losses()) out[key] = value;
     return out;
 }
 
