@@ -314,6 +314,9 @@ def synthetic_models():
            rows[2]["divergence"] > 0 and all(row["found"] == 1 for row in rows), f"ppl compares K/V types: {rows}")
     (work / "needles.json").write_text('[{"prompt": 1}]')
     bad(65, "needles.json", "ppl", model, "--text", text, "--needles", work / "needles.json", "--kv-types", "q8_0")
+    rows = json.loads(good("ppl", model, "--text", text, "--window", 256, "--attention-windows", "64,256", "--json"))
+    expect([row["kv"] for row in rows] == ["all", "64", "256"] and rows[1]["divergence"] > 0 == rows[2]["divergence"],
+           f"ppl --attention-windows: one of 64 loses something: {rows}")
     bad(64, "--attention-window 8: expected 64 tokens or more", "run", model, "-p", "x", "--attention-window", 8)
     return model
 

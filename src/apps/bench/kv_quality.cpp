@@ -157,6 +157,20 @@ KvQuality measure_file(const ModelFlags& flags, std::span<const std::vector<int3
     return row;
 }
 
+KvQuality measure_window(ModelFlags flags, int64_t window, std::span<const std::vector<int32_t>> pieces,
+                         std::span<const Needle> needles, bool filling, Reference& reference) {
+    flags.attention_window = window;
+    auto session = open_session(flags);
+    const Scored sum = score(*session, pieces, filling, reference, fmt::format("attention window {}", window));
+    session.reset();  // there may not be memory for two
+    const int64_t found = count_found(flags, needles);
+    RT_CHECK(!interrupted(), ErrorKind::io, "interrupted while measuring an attention window of {}", window);
+    KvQuality row = quality_of(sum);
+    row.kv = window == 0 ? "all" : grouped(window);
+    row.found = found;
+    return row;
+}
+
 }  // namespace
 
 std::vector<Needle> read_needles(const std::string& path) {
@@ -198,6 +212,26 @@ std::vector<KvQuality> measure_files(const ModelFlags& flags, std::span<const st
         rows.push_back(measure_file(other, pieces, false, reference));
     }
     return rows;
+}
+
+std::vector<KvQuality> measure_windows(const ModelFlags& flags, std::span<const std::vector<int32_t>> pieces,
+                                       std::span<const Needle> needles, const std::vector<int64_t>& windows) {
+    Reference reference;
+    std::vector<KvQuality> rows = {measure_window(flags, 0, pieces, needles, true, reference)};
+    for (const int64_t window : windows)
+        rows.push_back(measure_window(flags, window, pieces, needles, false, reference));
+    return rows;
+}
+
+std::string windows_markdown(std::span<const KvQuality> rows, int64_t needles) {
+    std::string text =
+        "| attention window | perplexity | loss, nats a token | KL, nats a token | same first choice | needles |\n"
+        "|---:|---:|---:|---:|---:|---:|\n";
+    for (const KvQuality& row : rows)
+        text += fmt::format("| {} | {:.4f} | {:+.5f} ± {:.5f} | {:.6f} | {:.2f} % | {} |\n", row.kv, row.perplexity,
+                            row.loss, row.loss_error, row.divergence, 100 * row.agreement,
+                            needles > 0 ? fmt::format("{} of {}", row.found, needles) : "");
+    return text;
 }
 
 std::string files_markdown(std::span<const KvQuality> rows) {

@@ -1,5 +1,5 @@
-// What storing K/V or weights in a smaller type costs a model: perplexity, distance of the distributions, facts found
-// in long texts.
+// What storing K/V or weights in a smaller type costs a model, or a window over its full-attention layers: perplexity,
+// distance of the distributions, facts found in long texts.
 #pragma once
 
 #include <boost/json.hpp>
@@ -23,8 +23,8 @@ struct Needle {
 std::vector<Needle> read_needles(const std::string& path);
 
 struct KvQuality {
-    std::string kv;      // "f16", "q8_0/q4_0"; of measure_files: the file
-    double bits = 0;     // a stored value takes, K and V together; of measure_files: a weight
+    std::string kv;      // "f16", "q8_0/q4_0"; of measure_files: the file; of measure_windows: "all", "2,048"
+    double bits = 0;     // a stored value takes, K and V together; of measure_files: a weight; of measure_windows: 0
     int64_t tokens = 0;  // predicted
     double perplexity = 0;
     double loss = 0;        // nats a token more than the reference
@@ -49,6 +49,13 @@ std::vector<KvQuality> measure_files(const ModelFlags& flags, std::span<const st
                                      const std::vector<std::string>& files);
 /// Their Markdown table.
 std::string files_markdown(std::span<const KvQuality> rows);
+
+/// The model of `flags` with none, which is the reference, and behind it with each of `windows` over its
+/// full-attention layers (--attention-window).
+std::vector<KvQuality> measure_windows(const ModelFlags& flags, std::span<const std::vector<int32_t>> pieces,
+                                       std::span<const Needle> needles, const std::vector<int64_t>& windows);
+/// Their Markdown table.
+std::string windows_markdown(std::span<const KvQuality> rows, int64_t needles);
 
 /// A Markdown table, and a sentence that names the cheapest type that is not measurably worse.
 std::string markdown(std::span<const KvQuality> rows, int64_t needles);

@@ -22,6 +22,7 @@ struct PplFlags {
     ModelFlags model;
     std::string file, needles;
     std::vector<std::string> kv_types, files;
+    std::vector<int64_t> attention_windows;
     int64_t window = 2048;
     bool as_json = false;
 };
@@ -76,7 +77,7 @@ std::vector<std::vector<int32_t>> windows(const PplFlags& o, const Tokenizer& to
     return pieces;
 }
 
-/// The table of K/V types, or of files.
+/// The table of K/V types, of files, or of attention windows.
 int compare(const PplFlags& o) {
     const std::vector<Needle> needles = o.needles.empty() ? std::vector<Needle>() : read_needles(o.needles);
     std::vector<std::vector<int32_t>> pieces;
@@ -84,23 +85,27 @@ int compare(const PplFlags& o) {
         const auto session = open_session(o.model);
         pieces = windows(o, load_tokenizer(session->checkpoint()), session->context_length());
     }
-    const bool files = !o.files.empty();
-    const std::vector<KvQuality> rows =
-        files ? measure_files(o.model, pieces, o.files) : measure_kv_quality(o.model, pieces, needles, o.kv_types);
+    const bool files = !o.files.empty(), types = !o.kv_types.empty();
+    const std::vector<KvQuality> rows = files   ? measure_files(o.model, pieces, o.files)
+                                        : types ? measure_kv_quality(o.model, pieces, needles, o.kv_types)
+                                                : measure_windows(o.model, pieces, needles, o.attention_windows);
     if (o.as_json) tell("{}\n", json::serialize(to_json(rows)));
     else if (files)
         tell("{} tokens in {} windows of at most {}, against the first\n\n{}", rows.front().tokens, pieces.size(),
              pieces.front().size(), Lines{files_markdown(rows)});
     else
         tell("{} tokens in {} windows of at most {}; needles: {}\n\n{}", rows.front().tokens, pieces.size(),
-             pieces.front().size(), needles.size(), Lines{markdown(rows, std::ssize(needles))});
+             pieces.front().size(), needles.size(),
+             Lines{types ? markdown(rows, std::ssize(needles)) : windows_markdown(rows, std::ssize(needles))});
     return 0;
 }
 
 int ppl(const PplFlags& o) {
     catch_interrupts();
-    RT_CHECK(o.needles.empty() || !o.kv_types.empty(), ErrorKind::usage, "--needles needs --kv-types");
-    if (!o.kv_types.empty() || !o.files.empty()) return compare(o);
+    const bool types = !o.kv_types.empty(), windows_too = !o.attention_windows.empty();
+    RT_CHECK(o.needles.empty() || types || windows_too, ErrorKind::usage,
+             "--needles needs --kv-types or --attention-windows");
+    if (types || windows_too || !o.files.empty()) return compare(o);
     const auto session = open_session(o.model);
     const auto pieces = windows(o, load_tokenizer(session->checkpoint()), session->context_length());
     Sum sum;
@@ -146,8 +151,14 @@ void add_ppl(Command& app, Action& action) {
                     "Compare these files with MODEL in a Markdown table: perplexity, KL of each token's distribution")
         ->delimiter(',')
         ->excludes(kv_types);
+    cmd->add_option("--attention-windows", options->attention_windows,
+                    "Compare these values of --attention-window with none in a Markdown table: perplexity, KL, needles")
+        ->delimiter(',')
+        ->excludes(kv_types)
+        ->excludes(cmd->get_option("--files"));
     cmd->add_option("--needles", options->needles,
-                    "With --kv-types: JSON array of {prompt, answer}; an answer counts if the greedy text contains it");
+                    "With --kv-types or --attention-windows: JSON array of {prompt, answer}; an answer counts if the "
+                    "greedy text contains it");
     cmd->add_flag("--json", options->as_json, "Print JSON");
     cmd->footer(
         "Examples:\n  riptide ppl --text src/models/laguna.cpp\n  riptide ppl model.gguf --text wiki.txt --window 4096 "
