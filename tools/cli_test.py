@@ -41,9 +41,9 @@ def bad(code, needle, *arguments, **options):
 
 
 def kernels():
-    """What the plans say for three models on six chips: tests/ops/plan/kernels-*.txt."""
+    """What the plans say for four models on six chips: tests/ops/plan/kernels-*.txt."""
     plans = ROOT / "tests/ops/plan"
-    for shape in ["laguna-xs.2:q4_k_m", "qwen3.5-27b:q4_k_m", "qwen3.5-0.8b:bf16"]:
+    for shape in ["laguna-xs.2:q4_k_m", "qwen3.5-27b:q4_k_m", "qwen3.5-0.8b:bf16", "qwen3.5-35b-a3b:q4_k_m"]:
         said = "".join(good("kernels", "--random-weights", shape, "--chip", chip) + "\n"
                        for chip in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
         held = plans / f"kernels-{shape.split(':')[0]}.txt"
@@ -53,6 +53,7 @@ def kernels():
     one = json.loads(good("kernels", "--rows", "1,4", "--kv", "q8_0/q4_0", "--json"))
     files = {kernel["file"] for line in one["ops"] for run in line["runs"] for kernel in run["kernels"]}
     expect(len(files) > 2 and all((ROOT / file).is_file() for file in files), "kernels: files that are there")
+    expect("H200, 4.80 TB/s" in good("kernels", "--rows", "1", "--chip", "h200"), "kernels: an H200's memory")
     bad(64, "sm_90", "kernels", "--chip", "sm_42")
     bad(64, "ascending", "kernels", "--rows", "4,1")
 

@@ -124,7 +124,7 @@ class Work {
 Tensor block_attention(Context& ctx, const Tensor& q, const KvView& view, const Batch& batch, float softmax_scale) {
     RT_ASSERT(q.dtype == DType::f32 && q.contiguous() && q.rank == 3 && q.rows() == batch.rows());
     RT_ASSERT(q.shape[2] == view.head_dim && q.shape[1] % view.num_kv_heads == 0 && batch.parent.empty());
-    announce(ctx, "block_attention", q.rows());
+    const OpScope told = announce(ctx, "block_attention", q.rows());
     if (ctx.gpu != nullptr) return cuda::block_attention(ctx, q, view, batch, softmax_scale);
     Tensor out = ctx.alloc(DType::f32, {q.rows(), q.shape[1] * q.shape[2]});
     parallel_rows(ctx, batch.sequences() * view.num_kv_heads, int64_t{1} << 14, [&](int64_t begin, int64_t end, int) {
@@ -143,7 +143,7 @@ Tensor gated_block_attention(Context& ctx, BlockHeads& in, const Rope& rope, con
     RT_ASSERT(gate.data == nullptr ||
               (gate.rank == 2 && gate.contiguous() && gate.rows() == n && gate.shape[1] == heads));
     if (ctx.gpu != nullptr && cuda::has_block_tensor(ctx, in.kv, heads)) {
-        announce(ctx, "gated_block_attention", n);
+        const OpScope told = announce(ctx, "gated_block_attention", n);
         return cuda::gated_block_attention_tensor(ctx, in, rope, batch, softmax_scale, gate);
     }
     block_heads(ctx, {&in, 1}, rope, batch);

@@ -14,7 +14,7 @@ void block_heads(Context& ctx, std::span<BlockHeads> layers, const Rope& rope, c
         RT_ASSERT(l.k.shape[1] == l.kv.num_kv_heads && l.k.shape[2] == l.kv.head_dim && l.v.shape == l.k.shape);
         RT_ASSERT(l.q.data == nullptr || (l.q.rank == 3 && l.q.contiguous() && l.q.rows() == batch.rows()));
     }
-    announce(ctx, "block_heads", batch.rows());
+    const OpScope told = announce(ctx, "block_heads", batch.rows());
     if (ctx.gpu != nullptr) return cuda::block_heads(ctx, layers, rope, batch);
     const auto prepared = [&](const Tensor& x, const Norm& norm) {
         Tensor y = rms_norm(ctx, x, norm.weight, norm.eps);

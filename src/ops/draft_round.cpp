@@ -12,7 +12,7 @@
 namespace riptide::ops {
 
 void begin_round(Context& ctx, const RoundState& s) {
-    announce(ctx, "begin_round", 1);
+    const OpScope told = announce(ctx, "begin_round", 1);
     RT_ASSERT(s.line_rows <= kMostRoundRows);
     if (ctx.gpu != nullptr) return cuda::begin_round(ctx, s);
     *s.committed = *s.length;
@@ -26,7 +26,7 @@ void begin_round(Context& ctx, const RoundState& s) {
 }
 
 Tensor choice_logprobs(Context& ctx, const TopK& best) {
-    announce(ctx, "choice_logprobs", best.values.rows());
+    const OpScope told = announce(ctx, "choice_logprobs", best.values.rows());
     RT_ASSERT(best.values.dtype == DType::f32 && best.values.contiguous() && best.k >= 1 && best.k <= 32);
     if (ctx.gpu != nullptr) return cuda::choice_logprobs(ctx, best);
     Tensor out = ctx.alloc(DType::f32, {best.values.rows(), best.k});
@@ -136,7 +136,7 @@ void draft_rows_ref(std::span<const int32_t> indices, std::span<const float> log
 
 void draft_rows(Context& ctx, const Tensor& indices, const Tensor& logprobs, std::span<const int32_t> words,
                 const DraftPlan& plan, const DraftRows& rows) {
-    announce(ctx, "draft_rows", plan.rows);
+    const OpScope told = announce(ctx, "draft_rows", plan.rows);
     RT_ASSERT(indices.dtype == DType::i32 && indices.rank == 2 && indices.contiguous() && logprobs.contiguous());
     RT_ASSERT(logprobs.dtype == DType::f32 && logprobs.shape == indices.shape && indices.shape[0] < kMostRoundRows);
     RT_ASSERT(plan.rows >= 1 && plan.rows <= kMostRoundRows && plan.choices <= indices.shape[1]);
@@ -148,7 +148,7 @@ void draft_rows(Context& ctx, const Tensor& indices, const Tensor& logprobs, std
 
 void accept_rows(Context& ctx, const Tensor& drawn, const RoundState& s, const RoundRing& ring) {
     const auto n = static_cast<int32_t>(drawn.rows());
-    announce(ctx, "accept_rows", n);
+    const OpScope told = announce(ctx, "accept_rows", n);
     RT_ASSERT(drawn.dtype == DType::i32 && drawn.rank == 1 && n >= 1 && n <= kMostRoundRows);
     if (ctx.gpu != nullptr) return cuda::accept_rows(ctx, drawn, s, ring);
     const int32_t* const next = drawn.row<int32_t>(0);
@@ -178,7 +178,7 @@ void accept_rows(Context& ctx, const Tensor& drawn, const RoundState& s, const R
 }
 
 void store_rows(Context& ctx, const Tensor& x, const int32_t* at, Tensor& out) {
-    announce(ctx, "store_rows", x.rows());
+    const OpScope told = announce(ctx, "store_rows", x.rows());
     RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous() && out.dtype == DType::f32 && out.contiguous());
     RT_ASSERT(x.shape[1] == out.shape[1]);
     if (ctx.gpu != nullptr) return cuda::store_rows(ctx, x, at, out);

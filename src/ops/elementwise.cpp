@@ -74,6 +74,7 @@ void add(Context& ctx, Tensor& x, const Tensor& y) {
     require_f32(y);
     RT_ASSERT(same_shape(x, y) && !x.routed.words);
     x.routed = {};
+    const OpScope told = announce(ctx, "add", x.rows());
     if (ctx.gpu != nullptr) return cuda::add(ctx, x, y);
     float* a = x.row(0);
     const float* b = y.row(0);
@@ -115,7 +116,7 @@ void mul_softplus(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
 
 void mul_sigmoid(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
     check_gates(o, g, heads);
-    announce(ctx, "mul_sigmoid", o.rows());
+    const OpScope told = announce(ctx, "mul_sigmoid", o.rows());
     if (ctx.gpu != nullptr) return cuda::mul_sigmoid(ctx, o, g, heads);
     const int64_t repeat = g.elements() == 0 ? 1 : o.elements() / g.elements();
     parallel_rows(ctx, g.elements(), repeat + kExpCost, [&](int64_t begin, int64_t end, int) {
@@ -126,7 +127,7 @@ void mul_sigmoid(Context& ctx, Tensor& o, const Tensor& g, int64_t heads) {
 
 HeadsAndGates split_gates(Context& ctx, const Tensor& x, int64_t heads) {
     RT_ASSERT(x.dtype == DType::f32 && x.rank == 2 && x.contiguous() && heads > 0 && x.shape[1] % (2 * heads) == 0);
-    announce(ctx, "split_gates", x.rows());
+    const OpScope told = announce(ctx, "split_gates", x.rows());
     if (ctx.gpu != nullptr) return cuda::split_gates(ctx, x, heads);
     const int64_t d = x.shape[1] / (2 * heads);
     HeadsAndGates out{ctx.alloc(DType::f32, {x.rows(), heads * d}), ctx.alloc(DType::f32, {x.rows(), heads * d})};

@@ -10,7 +10,7 @@
 namespace riptide::ops {
 
 Tensor embed(Context& ctx, const Weight& table, std::span<const int32_t> tokens) {
-    announce_lookup(ctx, "embed", std::ssize(tokens), table);
+    const OpScope told = announce_lookup(ctx, "embed", std::ssize(tokens), table);
     if (ctx.gpu != nullptr) return cuda::embed(ctx, table, tokens);
     for (const int32_t token : tokens)
         RT_CHECK(token >= 0 && token < table.rows, "token {} is not in the vocabulary of {}", token, table.rows);
@@ -24,7 +24,7 @@ Tensor embed(Context& ctx, const Weight& table, std::span<const int32_t> tokens)
 
 Tensor gather_rows(Context& ctx, const Tensor& x, std::span<const int32_t> rows) {
     RT_ASSERT(x.dtype == DType::f32 && x.rank >= 2 && x.rank <= 3);
-    announce(ctx, "gather_rows", std::ssize(rows));
+    const OpScope told = announce(ctx, "gather_rows", std::ssize(rows));
     if (ctx.gpu != nullptr) return cuda::gather_rows(ctx, x, rows);
     const auto n = static_cast<int64_t>(rows.size());
     Tensor y =

@@ -44,14 +44,14 @@ Tensor append_and_attend(Context& ctx, const AttentionInput& in, const KvView& v
 }  // namespace
 
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
-    announce_attention(ctx, "gated_attention", in, view);
+    const OpScope told = announce_attention(ctx, "gated_attention", in, view);
     if (ctx.gpu != nullptr) return cuda::gated_attention(ctx, in, view, batch);
     return append_and_attend(ctx, in, view, batch, nullptr);
 }
 
 Tensor sigmoid_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch) {
     if (ctx.gpu != nullptr && cuda::has_sigmoid_attention(ctx, in, view, batch)) {
-        announce_attention(ctx, "sigmoid_attention", in, view);
+        const OpScope told = announce_attention(ctx, "sigmoid_attention", in, view);
         return cuda::sigmoid_attention(ctx, in, view, batch);
     }
     const int64_t n = in.q.rows(), heads = in.q.shape[1], d = in.q.shape[2] / 2;
@@ -71,14 +71,17 @@ Tensor gated_attention_add(Context& ctx, const AttentionInput& in, const KvView&
         rows.bf16 = ctx.family == Family::prefill && wo.fp8 == nullptr && in.q.row_elements() % 64 == 0;
         return matmul_add(ctx, wo, gated_attention(ctx, rows, view, batch), x, next);
     }
-    announce_attention(ctx, "gated_attention", in, view);
     const int64_t n = in.q.rows(), cols = in.q.row_elements();
     std::byte* int8 = nullptr;
     if (uses_int8_activations(wo.dtype) && in.q.shape[2] % 32 == 0)
         int8 = static_cast<std::byte*>(ctx.arena->allocate(n * Int8Row::bytes(cols)));
-    const Tensor o = append_and_attend(ctx, in, view, batch, int8);
+    Tensor o;
+    {
+        const OpScope told = announce_attention(ctx, "gated_attention", in, view);
+        o = append_and_attend(ctx, in, view, batch, int8);
+    }
     const Weight* const only = &wo;
-    announce(ctx, "matmul_add", n, {&only, 1}, next);
+    const OpScope told = announce(ctx, "matmul_add", n, {&only, 1}, next);
     x.routed = note_of(wo, next);
     return matmul_add(ctx, wo, o, int8, x);
 }

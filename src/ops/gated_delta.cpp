@@ -324,7 +324,7 @@ Tensor gated_delta(Context& ctx, const GatedDeltaInput& in, const DeltaView& vie
                    std::span<const int32_t> held) {
     check_delta_input(in, view, batch, mode);
     RT_ASSERT(std::ssize(held) == (mode == DeltaMode::follow ? batch.sequences() : 0));
-    announce_delta(ctx, "gated_delta", view, batch, mode);
+    const OpScope told = announce_delta(ctx, "gated_delta", view, batch, mode);
     if (ctx.gpu != nullptr) return cuda::gated_delta(ctx, in, view, batch, mode, held);
     const bool follow = mode == DeltaMode::follow;
     if (follow) catch_up(ctx, view, batch, held);

@@ -148,6 +148,7 @@ std::vector<Tensor> matmul_group(Context& ctx, const DotKernels& kernels, std::s
 }
 
 std::vector<Tensor> matmul_group(Context& ctx, std::span<const Weight* const> weights, const Tensor& x) {
+    const OpScope told = announce(ctx, "matmul_group", x.rows(), weights);
     if (ctx.gpu == nullptr) return matmul_group(ctx, dot_kernels(), weights, x);
     for (const Weight* w : weights) check_weight(*w, x.shape[1]);
     return cuda::matmul_group(ctx, weights, x);
@@ -160,7 +161,7 @@ Tensor matmul(Context& ctx, const Weight& w, const Tensor& x) {
 
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights) {
-    announce(ctx, "norm_matmul_group", x.rows(), weights);
+    const OpScope told = announce(ctx, "norm_matmul_group", x.rows(), weights);
     if (ctx.gpu == nullptr) return matmul_group(ctx, weights, rms_norm(ctx, x, norm.weight, norm.eps));
     for (const Weight* w : weights) check_weight(*w, x.shape[1]);
     return cuda::norm_matmul_group(ctx, x, norm, weights);
@@ -170,7 +171,7 @@ Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, Tensor& residu
     check_weight(w, x.shape[1]);
     RT_ASSERT(residual.rows() == x.rows() && residual.shape[1] == w.rows && residual.data != x.data);
     const Weight* const only = &w;
-    announce(ctx, "matmul_add", x.rows(), {&only, 1}, next);
+    const OpScope told = announce(ctx, "matmul_add", x.rows(), {&only, 1}, next);
     RT_ASSERT(!residual.routed.words);
     residual.routed = note_of(w, next);
     if (ctx.gpu != nullptr) return cuda::matmul_add(ctx, w, x, residual, next);
@@ -191,7 +192,7 @@ Tensor matmul_add(Context& ctx, const Weight& w, const Tensor& x, const std::byt
 Tensor swiglu_ffn_add(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gate, const Weight& w_up,
                       const Weight& w_down) {
     const Weight* const weights[] = {&w_gate, &w_up, &w_down};
-    announce(ctx, "swiglu_ffn_add", x.rows(), weights);
+    const OpScope told = announce(ctx, "swiglu_ffn_add", x.rows(), weights);
     RT_ASSERT(!x.routed.words);
     x.routed = {};
     if (ctx.gpu != nullptr) return cuda::swiglu_ffn_add(ctx, x, norm, w_gate, w_up, w_down);

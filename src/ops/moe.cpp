@@ -235,7 +235,7 @@ Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k) {
     RT_ASSERT(logits.dtype == DType::f32 && logits.rank == 2 && logits.contiguous());
     const int64_t n = logits.rows(), num_experts = logits.shape[1];
     check_routing(num_experts, top_k, {});
-    announce(ctx, "route_softmax", n);
+    const OpScope told = announce(ctx, "route_softmax", n);
     if (ctx.gpu != nullptr) return cuda::route_softmax(ctx, logits, top_k);
     Routing routing{top_k, ctx.alloc(DType::i32, {n, top_k}), ctx.alloc(DType::f32, {n, top_k})};
     for (int64_t r = 0; r < n; ++r)
@@ -277,8 +277,9 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
                   const SharedExpert& shared) {
     RT_ASSERT(weights.gate.size() == weights.up.size() && weights.gate.size() == weights.down.size());
     RT_ASSERT(routing.experts.rows() == x.rows() && routing.weights.rows() == x.rows());
-    if (ctx.gpu != nullptr) return cuda::moe_swiglu(ctx, x, routing, weights, shared);
     RT_CHECK(!weights.gate.empty(), "a feed-forward layer without experts");
+    const OpScope told = announce_experts(ctx, "moe_swiglu", x.rows(), {.top_k = routing.top_k}, weights, shared);
+    if (ctx.gpu != nullptr) return cuda::moe_swiglu(ctx, x, routing, weights, shared);
     const int64_t width = weights.gate[0].rows, out = weights.down[0].rows;
     const int64_t pairs = x.rows() * (routing.top_k + (shared.gate != nullptr ? 1 : 0));
     if (shared.gate != nullptr && shared.gate->rows != width) {
@@ -328,7 +329,7 @@ void reroute(Context& ctx, const Tensor& logits, const Router& router, Routing& 
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared) {
     RT_ASSERT(x.routed.router == nullptr || x.routed.router == router.w);
-    announce_experts(ctx, "moe_add", x.rows(), router, weights, shared, x.routed.product);
+    const OpScope told = announce_experts(ctx, "moe_add", x.rows(), router, weights, shared, x.routed.product);
     if (ctx.gpu != nullptr) {
         MoeResult result = cuda::moe_add(ctx, x, norm, router, weights, shared);
         x.routed = {};
@@ -358,6 +359,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
 Tensor swiglu_ffn(Context& ctx, const Tensor& x, const Weight& w_gate, const Weight& w_up, const Weight& w_down) {
     const Expert expert = {&w_gate, &w_up, &w_down};
     check_expert(expert, x.shape[1], w_gate.rows, w_down.rows);
+    const Weight* const all[] = {&w_gate, &w_up, &w_down};
+    const OpScope told = announce(ctx, "swiglu_ffn", x.rows(), all);
     if (ctx.gpu != nullptr) return cuda::swiglu_ffn(ctx, x, w_gate, w_up, w_down);
     if (ctx.on_input) {  // where the hidden rows are seen as well
         const Weight* const pair[] = {&w_gate, &w_up};

@@ -5,6 +5,7 @@
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cuda/backend.h"
+#include "ops/op_cost.h"
 
 namespace riptide::ops {
 
@@ -47,6 +48,7 @@ Tensor rms_norm(Context& ctx, const Tensor& x, std::span<const float> weight, fl
     RT_ASSERT(x.dtype == DType::f32 && x.contiguous() && (x.rank == 2 || x.rank == 3));
     const auto d = static_cast<int64_t>(weight.size());
     RT_ASSERT(d > 0 && x.shape[static_cast<size_t>(x.rank - 1)] == d);
+    const OpScope told = announce(ctx, "rms_norm", x.rows());
     if (ctx.gpu != nullptr) return cuda::rms_norm(ctx, x, weight, eps);
     Tensor y =
         x.rank == 2 ? ctx.alloc(DType::f32, {x.shape[0], d}) : ctx.alloc(DType::f32, {x.shape[0], x.shape[1], d});

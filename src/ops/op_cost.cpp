@@ -16,9 +16,9 @@ void add_product(OpCost& cost, const Weight& w, double n, double copies = 1, dou
 
 }  // namespace
 
-void announce(Context& ctx, std::string_view name, int64_t n, std::span<const Weight* const> weights,
-              const MoeLayer* next) {
-    if (!ctx.on_op) return;
+OpScope announce(Context& ctx, std::string_view name, int64_t n, std::span<const Weight* const> weights,
+                 const MoeLayer* next) {
+    if (!ctx.on_op) return OpScope(ctx);
     OpCost cost{.name = name, .rows = n, .weights = weights, .next = next};
     int64_t rows = 0;
     for (const Weight* w : weights) {
@@ -27,16 +27,18 @@ void announce(Context& ctx, std::string_view name, int64_t n, std::span<const We
     }
     if (!weights.empty()) cost.shape = fmt::format("{} x {}", rows, weights.front()->cols);
     ctx.on_op(cost);
+    return OpScope(ctx);
 }
 
-void announce_lookup(Context& ctx, std::string_view name, int64_t n, const Weight& table) {
-    if (!ctx.on_op) return;
+OpScope announce_lookup(Context& ctx, std::string_view name, int64_t n, const Weight& table) {
+    if (!ctx.on_op) return OpScope(ctx);
     const double row = static_cast<double>(placed_bytes(table)) / static_cast<double>(table.rows);
     ctx.on_op({.name = name, .rows = n, .weight_bytes = static_cast<double>(n) * row});
+    return OpScope(ctx);
 }
 
-void announce_attention(Context& ctx, std::string_view name, const AttentionInput& in, const KvView& view) {
-    if (!ctx.on_op) return;
+OpScope announce_attention(Context& ctx, std::string_view name, const AttentionInput& in, const KvView& view) {
+    if (!ctx.on_op) return OpScope(ctx);
     const int64_t heads = in.q.shape[1];
     ctx.on_op(
         {.name = name,
@@ -47,16 +49,18 @@ void announce_attention(Context& ctx, std::string_view name, const AttentionInpu
          .window = view.window,
          .attention = &in,
          .kv = &view});
+    return OpScope(ctx);
 }
 
-void announce_delta(Context& ctx, std::string_view name, const DeltaView& view, const Batch& batch, DeltaMode mode) {
-    if (!ctx.on_op) return;
+OpScope announce_delta(Context& ctx, std::string_view name, const DeltaView& view, const Batch& batch, DeltaMode mode) {
+    if (!ctx.on_op) return OpScope(ctx);
     const double state = static_cast<double>(batch.sequences() * view.state_bytes());
     ctx.on_op({.name = name,
                .shape = fmt::format("{} heads, {} x {}", view.value_heads, view.key_dim, view.value_dim),
                .rows = batch.rows(),
                .flops = 8 * static_cast<double>(batch.rows() * view.state_elements()),
                .state_bytes = mode == DeltaMode::update ? 2 * state : state});
+    return OpScope(ctx);
 }
 
 OpCost experts_cost(std::string_view name, int64_t n, const Router& router, const ExpertWeights& weights,
@@ -71,7 +75,7 @@ OpCost experts_cost(std::string_view name, int64_t n, const Router& router, cons
                 .experts = &weights,
                 .shared = &shared};
     const double distinct = experts * (1 - std::pow(1 - used / experts, rows));
-    add_product(cost, *router.w, rows);
+    if (router.w != nullptr) add_product(cost, *router.w, rows);
     for (const auto* stack : {&weights.gate, &weights.up, &weights.down})
         add_product(cost, stack->front(), rows, distinct, used);
     if (shared.gate != nullptr)
@@ -79,12 +83,13 @@ OpCost experts_cost(std::string_view name, int64_t n, const Router& router, cons
     return cost;
 }
 
-void announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
-                      const ExpertWeights& weights, const SharedExpert& shared, const Weight* product) {
-    if (!ctx.on_op) return;
+OpScope announce_experts(Context& ctx, std::string_view name, int64_t n, const Router& router,
+                         const ExpertWeights& weights, const SharedExpert& shared, const Weight* product) {
+    if (!ctx.on_op) return OpScope(ctx);
     OpCost cost = experts_cost(name, n, router, weights, shared);
     cost.product = product;
     ctx.on_op(cost);
+    return OpScope(ctx);
 }
 
 }  // namespace riptide::ops

@@ -8,6 +8,7 @@
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cuda/backend.h"
+#include "ops/op_cost.h"
 
 namespace riptide::ops {
 
@@ -136,6 +137,7 @@ void rope(Context& ctx, Tensor& x, std::span<const int32_t> positions, const Rop
     RT_ASSERT(x.rows() == static_cast<int64_t>(positions.size()));
     const int64_t heads = x.shape[1], d = x.shape[2];
     RT_ASSERT(rope.rotary_dim <= d && rope.rotary_dim == 2 * static_cast<int64_t>(rope.inv_freq.size()));
+    const OpScope told = announce(ctx, "rope", x.rows());
     if (ctx.gpu != nullptr) return cuda::rope(ctx, x, positions, rope);
     const float* table = rope_table(ctx, positions, rope);
     parallel_rows(ctx, x.rows(), 2 * heads * d, [&](int64_t begin, int64_t end, int) {

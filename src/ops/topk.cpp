@@ -84,7 +84,7 @@ Tensor argmax(Context& ctx, const Tensor& x) {
 
 Tensor most_likely(Context& ctx, const Tensor& logits) {
     check_rows(logits);
-    announce(ctx, "most_likely", logits.rows());
+    const OpScope told = announce(ctx, "most_likely", logits.rows());
     if (ctx.gpu != nullptr) return cuda::argmax(ctx, logits, true);
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     Tensor y = ctx.alloc(DType::i32, {logits.rows()});

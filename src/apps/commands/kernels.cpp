@@ -40,13 +40,18 @@ struct OpLine {
     std::vector<Run> runs;
 };
 
-const ops::cuda::NamedChip& find_chip(const std::string& name) {
+/// One of kNamedChips; h200 is sm_90 with the memory of an H200.
+ops::cuda::NamedChip find_chip(const std::string& name) {
     std::string known;
-    for (const ops::cuda::NamedChip& chip : ops::cuda::kNamedChips) {
+    for (ops::cuda::NamedChip chip : ops::cuda::kNamedChips) {
         if (name == chip.name) return chip;
-        known += std::string(known.empty() ? "" : ", ") + chip.name;
+        if (name == "h200" && chip.name == std::string_view("sm_90")) {
+            chip.card = "H200", chip.bandwidth = 4800e9;
+            return chip;
+        }
+        known += std::string(chip.name) + ", ";
     }
-    fail(ErrorKind::usage, "--chip {}: expected one of {}", name, known);
+    fail(ErrorKind::usage, "--chip {}: expected one of {}h200", name, known);
 }
 
 bool same(const std::vector<ops::PlannedKernel>& a, const std::vector<ops::PlannedKernel>& b) {
@@ -196,8 +201,8 @@ void add_kernels(Command& app, Action& action) {
     Flag* random = cmd->add_option("--random-weights", options->model.random_weights,
                                    "Instead of MODEL: SHAPE:TYPE as `riptide synth` names them, without a file");
     random->excludes(cmd->get_option("MODEL"));
-    cmd->add_option("--chip", options->chip, "sm_75, sm_80, sm_86, sm_89, sm_90 or sm_120; no GPU is needed")
-        ->suggest({"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"})
+    cmd->add_option("--chip", options->chip, "sm_75, sm_80, sm_86, sm_89, sm_90, sm_120 or h200; no GPU is needed")
+        ->suggest({"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "h200"})
         ->capture_default_str();
     cmd->add_option("--rows", options->rows, "Rows of a step: tokens of all sequences, or of a prompt (above 256)")
         ->delimiter(',')
@@ -213,8 +218,9 @@ void add_kernels(Command& app, Action& action) {
     cmd->footer(
         "Examples:\n  riptide kernels laguna-xs.2-q4_k_m.gguf --chip sm_86 --rows 1,4,16,64,4096\n"
         "  riptide kernels --random-weights qwen3.5-27b:q4_k_m --together\n"
-        "The tables behind it: src/ops/cuda/{linear,moe,attention}/plan.cpp. Ops without weights and Gated DeltaNet's "
-        "recurrence are left out.");
+        "The tables behind it: src/ops/cuda/{linear,moe,attention}/plan.cpp. Left out are norms, rotations, embeddings and "
+        "the like, which have one kernel each (elementwise.cu). Gated DeltaNet chooses where the device's room is "
+        "known: the file is named that does.");
     cmd->callback([options, &action] { action = [options] { return kernels(*options); }; });
 }
 

@@ -66,17 +66,21 @@ class Kernels {
     std::vector<PlannedKernel> all_;
 };
 
-cuda::linear::Case product_of(const PlannedStep& step, std::span<const Weight* const> weights, bool normed) {
-    const bool int8 = is_planes(weights[0]->dtype) && !cuda::linear::f16_weight(step.chip, *weights[0]);
+cuda::linear::Case product_of(const PlannedStep& step, std::span<const Weight* const> weights, ActKind x,
+                              bool residual = false) {
     return {.family = family_of(step),
             .rows = step.rows,
             .cols = weights[0]->cols,
-            .x = normed ? ActKind::norm
-                 : int8 ? ActKind::int8
-                        : ActKind::plain,
-            .residual = !normed,
+            .x = x,
+            .residual = residual,
             .weights = weights,
             .chip = step.chip};
+}
+
+/// A product that is added to the residual stream, of what the op before leaves it.
+cuda::linear::Case added_product(const PlannedStep& step, std::span<const Weight* const> weight) {
+    const bool int8 = is_planes(weight[0]->dtype) && !cuda::linear::f16_weight(step.chip, *weight[0]);
+    return product_of(step, weight, int8 ? ActKind::int8 : ActKind::plain, true);
 }
 
 /// A sparse layer on the GPU.
@@ -89,7 +93,8 @@ struct PlacedLayer {
         : experts{memory.experts(weights.gate), memory.experts(weights.up), memory.experts(weights.down)} {
         c = {.family = family_of(step),
              .rows = step.rows,
-             .router = memory.one(*router.w),
+             .normed = router.w != nullptr,
+             .router = router.w == nullptr ? nullptr : memory.one(*router.w),
              .top_k = router.top_k,
              .experts = &experts,
              .chip = step.chip};
@@ -102,7 +107,7 @@ struct PlacedLayer {
 
 /// What a product takes that knows of the sparse layer behind it.
 cuda::linear::Choice product_before(const Weight* w, const cuda::moe::Case& next, const PlannedStep& step) {
-    cuda::linear::Case c = product_of(step, {&w, 1}, false);
+    cuda::linear::Case c = added_product(step, {&w, 1});
     c.router = takes_words(next);
     return choose(c);
 }
@@ -111,7 +116,9 @@ void plan_products(const OpCost& op, const PlannedStep& step, Kernels& to) {
     PlacedWeights memory;
     std::vector<const Weight*> placed;
     for (const Weight* w : op.weights) placed.push_back(memory.one(*w));
-    if (op.next == nullptr) return to.add(choose(product_of(step, placed, op.name == "norm_matmul_group")));
+    if (op.next == nullptr && op.name == "matmul_add") return to.add(choose(added_product(step, placed)));
+    if (op.next == nullptr)
+        return to.add(choose(product_of(step, placed, op.name == "matmul_group" ? ActKind::plain : ActKind::norm)));
     const PlacedLayer next(op.next->router, *op.next->experts, op.next->shared, step);
     to.add(product_before(placed[0], next.c, step));
 }
@@ -120,7 +127,8 @@ void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
     PlacedWeights memory;
     const Weight* const both[] = {memory.one(*op.weights[0]), memory.one(*op.weights[1])};
     const Weight* const down[] = {memory.one(*op.weights[2])};
-    const cuda::linear::Case up = product_of(step, both, true);
+    const bool added = op.name == "swiglu_ffn_add";
+    const cuda::linear::Case up = product_of(step, both, added ? ActKind::norm : ActKind::plain);
     const cuda::linear::Choice pair = up.family == Family::prefill ? cuda::linear::Choice{} : choose_pair(up, *down[0]);
     if (pair.empty()) {
         to.add(choose(up));
@@ -131,7 +139,8 @@ void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
             else to.add(launch.kernel);
         }
     }
-    cuda::linear::Case last = product_of(step, down, false);
+    cuda::linear::Case last = added_product(step, down);
+    last.residual = added;
     if (pair.empty()) last.x = ActKind::plain;
     to.add(choose(last));
 }
@@ -142,7 +151,7 @@ void plan_experts(const OpCost& op, const PlannedStep& step, Kernels& to) {
         for (const cuda::linear::Launch& launch : product_before(layer.memory.one(*op.product), layer.c, step))
             if (cuda::linear::leaves_words(launch.kernel)) layer.c.words = true;
     const cuda::moe::Choice choice = choose(layer.c);
-    if (choice.router != cuda::moe::Router::words)
+    if (choice.router != cuda::moe::Router::words && choice.router != cuda::moe::Router::none)
         to.add(cuda::moe::router_name(choice.router), cuda::moe::router_file(choice.router));
     for (const cuda::moe::Experts which : {choice.up, choice.down})
         to.add(cuda::moe::experts_name(which), cuda::moe::experts_file(which));
@@ -178,8 +187,10 @@ std::vector<PlannedKernel> planned_kernels(const OpCost& op, const PlannedStep& 
     Kernels kernels;
     if (op.experts != nullptr) plan_experts(op, step, kernels);
     else if (op.attention != nullptr) plan_attention(op, step, kernels);
-    else if (op.name == "swiglu_ffn_add") plan_swiglu(op, step, kernels);
+    else if (op.name == "swiglu_ffn_add" || op.name == "swiglu_ffn") plan_swiglu(op, step, kernels);
     else if (!op.weights.empty()) plan_products(op, step, kernels);
+    else if (op.name == "route_softmax") kernels.add("route", "sampling/topk.cu");
+    else if (op.name == "gated_delta") kernels.add("gated_delta", "gated_delta/decode_row.cu");
     return kernels.take();
 }
 

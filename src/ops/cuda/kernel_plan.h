@@ -23,7 +23,8 @@ struct PlannedKernel {
 
 /// The kernels that a GPU runs for an op that Context::on_op was told of on the CPU, in order, each once. Weights count
 /// as placed on a GPU, and x as its op before leaves it. Those that the plans choose alone: kernels that prepare rows,
-/// sort or add up belong to them. Empty: the op has no plan.
+/// sort or add up belong to them. Gated DeltaNet chooses by the device's room: the file that does is named. Empty: the
+/// op has no plan (norms, rotations, embeddings, elementwise: one kernel each).
 std::vector<PlannedKernel> planned_kernels(const OpCost& op, const PlannedStep& step);
 
 }  // namespace riptide::ops

@@ -8,7 +8,7 @@ namespace riptide::ops {
 
 void kv_compact(Context& ctx, std::span<const KvView> views, const Batch& batch, const int32_t* path,
                 const int32_t* kept) {
-    announce(ctx, "kv_compact", batch.rows());
+    const OpScope told = announce(ctx, "kv_compact", batch.rows());
     RT_ASSERT(batch.sequences() == 1);
     if (ctx.gpu != nullptr) return cuda::kv_compact(ctx, views, batch, path, kept);
     for (const KvView& view : views) {

@@ -187,7 +187,7 @@ SparseResult sparse_attention(Context& ctx, const AttentionInput& in, const KvVi
     RT_ASSERT(in.q.shape[2] == view.head_dim && in.q.shape[1] % view.num_kv_heads == 0 && in.softmax_scale > 0);
     RT_ASSERT(in.gate.data == nullptr && view.window == 0 && batch.sequences() == 1 && batch.parent.empty());
     RT_ASSERT(!kv_rotated(view.k_dtype) && !kv_rotated(view.v_dtype) && options.window_blocks >= 1);
-    announce(ctx, "sparse_attention", in.q.rows());  // what it computes depends on what it chooses
+    const OpScope told = announce(ctx, "sparse_attention", in.q.rows());  // what it computes depends on what it chooses
     const int64_t n = in.q.rows(), heads = in.q.shape[1];
     const int64_t columns = (int64_t{batch.max_pages} * view.page_rows + kSparseBlock - 1) / kSparseBlock;
     SparseResult result;

@@ -109,7 +109,7 @@ void store_score_keys(Context& ctx, const Tensor& k, int64_t first, Tensor& keys
     RT_ASSERT(k.dtype == DType::f32 && k.rank == 3 && k.contiguous() && keys.rank == 3 && keys.contiguous());
     RT_ASSERT(keys.dtype == score_key_dtype(ctx.gpu) && keys.shape[1] == k.shape[1]);
     RT_ASSERT(keys.shape[2] == score_key_columns(k.shape[2]) && first >= 0 && first + k.rows() <= keys.rows());
-    announce(ctx, "store_score_keys", k.rows());
+    const OpScope told = announce(ctx, "store_score_keys", k.rows());
     if (ctx.gpu != nullptr) return cuda::store_score_keys(ctx, k, first, keys);
     const int64_t heads = k.shape[1], d = k.shape[2], dp = keys.shape[2];
     parallel_rows(ctx, k.rows() * heads, d, [&](int64_t from, int64_t to, int) {
@@ -126,7 +126,7 @@ void add_window_mass(Context& ctx, const Tensor& q, const Tensor& keys, int64_t 
     RT_ASSERT(keys.dtype == score_key_dtype(ctx.gpu) && keys.shape[2] == score_key_columns(q.shape[2]));
     RT_ASSERT(q.shape[1] % keys.shape[1] == 0 && begin >= 0 && begin + q.rows() <= n && n <= keys.rows());
     RT_ASSERT(mass.dtype == DType::f32 && mass.elements() == n && mass.contiguous());
-    announce(ctx, "add_window_mass", q.rows());
+    const OpScope told = announce(ctx, "add_window_mass", q.rows());
     if (ctx.gpu != nullptr) return cuda::add_window_mass(ctx, q, keys, begin, n, softmax_scale, mass);
     add_on_cpu(ctx, q, keys, begin, n, softmax_scale, mass);
 }

@@ -90,7 +90,7 @@ AdvanceArgs arguments(const Batch& batch, const TokenRing& ring, std::span<const
 void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRing& ring,
              std::span<const int32_t> held) {
     const int64_t n = batch.rows();
-    announce(ctx, "advance", n);
+    const OpScope told = announce(ctx, "advance", n);
     RT_ASSERT(ctx.gpu != nullptr);
     launch(*ctx.gpu, advance_kernel, dim3(1), dim3(static_cast<unsigned>((n + 31) / 32 * 32)), 0, next.row<int32_t>(0),
            arguments(batch, ring, held));
@@ -99,7 +99,7 @@ void advance(Context& ctx, const Tensor& next, const Batch& batch, const TokenRi
 void advance_most_likely(Context& ctx, const Tensor& logits, const Batch& batch, const TokenRing& ring,
                          std::span<const int32_t> held) {
     const int64_t n = batch.rows(), m = logits.row_elements();
-    announce(ctx, "advance_most_likely", n);
+    const OpScope told = announce(ctx, "advance_most_likely", n);
     RT_ASSERT(ctx.gpu != nullptr && logits.dtype == DType::f32 && logits.rank == 2 && logits.contiguous());
     RT_ASSERT(logits.rows() == n && m >= 1);
     const ArenaScope scope(*ctx.arena);

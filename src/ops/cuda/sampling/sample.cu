@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_scan_kernel(Draw draw) {
 Tensor sample(Context& ctx, const Tensor& logits, const SampleState& state, std::span<const int32_t> positions,
               std::span<const int32_t> slots, bool accept, const SampleMasks& masks) {
     const int64_t n = logits.rows(), vocab = logits.row_elements();
-    announce(ctx, "sample", n);
+    const OpScope told = announce(ctx, "sample", n);
     RT_ASSERT(ctx.gpu != nullptr && logits.dtype == DType::f32 && logits.rank == 2 && n >= 1 && n <= 256);
     RT_ASSERT(vocab == state.vocab && vocab >= 1 && vocab <= SampleState::kMostVocab && std::ssize(positions) == n);
     RT_ASSERT(slots.empty() ? n <= state.count : std::ssize(slots) == n);
