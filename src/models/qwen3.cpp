@@ -135,7 +135,7 @@ Qwen3::Qwen3(const Checkpoint& checkpoint, const ModelOptions& options)
     info_.kv_scales = scales.text();
 }
 
-/// Router and norms stay as they are, and so does the head, which few rows ask for.
+/// Norms stay as they are, and so does the head, which few rows ask for.
 void Qwen3::add_fp8() {
     for (Layer& w : layers_) {
         Weight* const matrices[] = {&w.wq, &w.wk, &w.wv, &w.wo, &w.w_gate, &w.w_up, &w.w_down};

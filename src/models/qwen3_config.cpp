@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "models/config_text.h"
+#include "models/facts.h"
 #include "models/qwen3.h"
 #include "models/unread_keys.h"
 
@@ -8,7 +9,6 @@ namespace riptide {
 namespace {
 
 void check_qwen3_config(const Qwen3Config& c, std::string_view source) {
-    constexpr int64_t kMaxSize = int64_t{1} << 24;
     const auto size = [&](int64_t value, std::string_view name, int64_t most) {
         RT_CHECK(value >= 1 && value <= most, "{}: {} is {}, expected 1 to {}", source, name, value, most);
     };

@@ -23,7 +23,7 @@ struct AttentionInput {
 
 /// q <- rope(RMSNorm(q)), k <- rope(RMSNorm(k)); k and v go into the cache; o = attention(q); o <- o * softplus(gate).
 /// Returns o f32 [n, H * d] (or bf16, nearest even, if in.bf16), fresh. in.k may be overwritten; on a GPU in.q too.
-/// The same bits as rms_norm, rope, kv_append, attention and mul_softplus. On a GPU: one kernel (decode).
+/// The same bits as rms_norm, rope, kv_append, attention and mul_softplus. How many kernels: cuda/attention/plan.h.
 Tensor gated_attention(Context& ctx, const AttentionInput& in, const KvView& view, const Batch& batch);
 
 /// gated_attention of queries that lie beside their gates, with a sigmoid in the place of softplus: in.q f32

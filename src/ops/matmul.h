@@ -36,8 +36,8 @@ struct Norm {
 };
 
 /// The products of several matrices with RMSNorm(x). x: f32 [n, d], d = norm.weight.size().
-/// The same bits as rms_norm and matmul_group, but for matrices multiplied in f16: they take 1 / rms last. On a GPU:
-/// one kernel (decode).
+/// The same bits as rms_norm and matmul_group, but for matrices multiplied in f16: they take 1 / rms last. How many
+/// kernels: cuda/linear/plan.h.
 std::vector<Tensor> norm_matmul_group(Context& ctx, const Tensor& x, const Norm& norm,
                                       std::span<const Weight* const> weights);
 

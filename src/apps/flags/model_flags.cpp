@@ -68,7 +68,8 @@ void add_model_flags(Command& cmd, ModelFlags& flags) {
         ->capture_default_str();
     cmd.add_option("--attention-window", flags.attention_window,
                    "Lossy: full-attention layers see only the last so many tokens; left out: all");
-    cmd.add_option("--chunk", flags.chunk, "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU")
+    cmd.add_option("--chunk", flags.chunk,
+                   "Prompt tokens in one step; 0: 512 on the CPU, up to 8192 on a GPU (serve: 4096)")
         ->check(Range(0, 65536))
         ->capture_default_str();
     cmd.add_option("--delta", flags.delta,

@@ -53,7 +53,6 @@ class Runner {
     /// then no sequence has rows reserved. REQUIRES for each item 1 to max_step_rows tokens, no sequence twice.
     Tensor step(std::span<const StepItem> items, Family family = Family::decode);
 
-
     /// From now on steps keep what these layers of the model put out (FeatureCapture); empty: none.
     void capture(std::span<const int32_t> layers);
     /// Of the last step: f32 [rows, layers * hidden_size], on the device, valid until the next step.

@@ -25,10 +25,6 @@ SchedulerOptions scheduler_options(const EngineOptions& o, int64_t vocab_size) {
     return s;
 }
 
-}  // namespace
-
-namespace {
-
 /// What is restored from the cache has no logits.
 bool reads_whole_prompt(const Answer& answer) { return answer.job().prompt_logprobs && answer.index() == 0; }
 

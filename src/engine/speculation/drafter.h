@@ -53,7 +53,7 @@ class Drafter {
     virtual void feed(uint64_t, [[maybe_unused]] int64_t position, const Tensor&, std::span<const int32_t>) {}
     /// One draft for each request, of sequences that have begun; `out` has as many.
     virtual void propose(std::span<const DraftRequest> requests, std::span<Draft> out) = 0;
-    /// Itself, if the model's device can run it by itself (draft_rounds.h).
+    /// Itself, if the model's device can run it by itself (device_rounds.h).
     virtual DflashDrafter* dflash() { return nullptr; }
     /// Forgets a sequence, if it knows it.
     virtual void end(uint64_t sequence) = 0;

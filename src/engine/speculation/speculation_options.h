@@ -21,7 +21,7 @@ struct SpeculationOptions {
     bool adaptive =
         true;  // check fewer, or none, where that is expected to be faster; false: always as many as allowed
     /// Who runs a session's rounds of drafting and checking, with a drafter that can do both: the host, or the device
-    /// by itself (draft_rounds.h). choose: the device if it is a GPU.
+    /// by itself (device_rounds.h). choose: the device if it is a GPU.
     enum class Rounds { choose, host, device };
     Rounds rounds = Rounds::choose;
 

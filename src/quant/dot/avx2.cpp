@@ -2,7 +2,7 @@
 // activation row. vpmaddubsw saturates at 16 bits, so codes of eight bits are taken as signed numbers and their sign
 // moves to the activation: 128 * 127 * 2 still fits.
 //
-// Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
+// Everything here is in an unnamed namespace and calls intrinsics only: see quant/dot/span.h.
 #include "quant/dot/span.h"
 
 #if defined(__x86_64__)

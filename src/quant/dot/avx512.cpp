@@ -10,7 +10,7 @@
 // as five activation rows. Measured 2026-11-21, two cores shared with other work.
 // One or two rows of grid types: dot/eights_avx512.cpp.
 //
-// Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
+// Everything here is in an unnamed namespace and calls intrinsics only: see quant/dot/span.h.
 #include "quant/dot/span.h"
 
 #if defined(__x86_64__)

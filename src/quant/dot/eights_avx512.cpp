@@ -9,7 +9,7 @@
 // half of them so (9.5), masks of signs stored and loaded (14) or by shuffles and tests (5 % slower), gathers by 32-bit
 // indices and two chains of sums (no difference), rows one by one (10 to 12).
 //
-// Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
+// Everything here is in an unnamed namespace and calls intrinsics only: see quant/dot/span.h.
 #include "quant/dot/span.h"
 
 #if defined(__x86_64__)

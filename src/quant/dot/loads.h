@@ -1,4 +1,4 @@
-// Loads from any address. For the files of AVX2 and AVX-512, in an unnamed namespace: see dot/span.h.
+// Loads from any address. For the files of AVX2 and AVX-512, in an unnamed namespace: see quant/dot/span.h.
 #pragma once
 
 #include <immintrin.h>

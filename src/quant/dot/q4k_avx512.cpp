@@ -1,14 +1,15 @@
 // Rows of q4_k times one activation row with AVX-512 VNNI: what decoding does most.
 //
-// Two weight rows at a time: about 55 vector operations for 256 values of both, where the kernel for any format takes 37
-// and 14 scalar ones for each. They are saved in the sums: the activations are put beforehand into the order in which
-// the nibbles of a block lie, the two halves of a group meet in the same lanes, and sums below 2^15 are added in pairs
-// by packing them to int16 and multiplying with ones. The two rows are half a task apart, so that a thread reads two
-// long streams: 16 threads of a Xeon then took 98 GB/s of the weights of a layer's projections from memory (before, all
-// ops were at 67 to 79; 2026-11-21, without prefetch instructions). Zen 4 EPYC: 30 GB/s from the L2 cache with one core, 19 for the kernel for any
-// format; two adjacent rows read in step come at half the speed from memory there, because no prefetcher follows.
+// Two weight rows at a time: about 55 vector operations for 256 values of both, where the kernel for any format takes
+// 37 and 14 scalar ones for each. They are saved in the sums: the activations are put beforehand into the order in
+// which the nibbles of a block lie, the two halves of a group meet in the same lanes, and sums below 2^15 are added in
+// pairs by packing them to int16 and multiplying with ones. The two rows are half a task apart, so that a thread reads
+// two long streams: 16 threads of a Xeon then took 98 GB/s of the weights of a layer's projections from memory (before,
+// all ops were at 67 to 79; 2026-11-21, without prefetch instructions). Zen 4 EPYC: 30 GB/s from the L2 cache with one
+// core, 19 for the kernel for any format; two adjacent rows read in step come at half the speed from memory there,
+// because no prefetcher follows.
 //
-// Everything here is in an unnamed namespace and calls intrinsics only: see dot/span.h.
+// Everything here is in an unnamed namespace and calls intrinsics only: see quant/dot/span.h.
 #include "quant/dot/span.h"
 
 #if defined(__x86_64__)

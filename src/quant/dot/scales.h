@@ -1,5 +1,5 @@
 // Scales and minima of 256 weights in plain C++, for dot/baseline.cpp and dot/avx2.cpp. In an unnamed namespace, and
-// calling nothing that another file might share: see dot/span.h.
+// calling nothing that another file might share: see quant/dot/span.h.
 #pragma once
 
 #include <cstdint>

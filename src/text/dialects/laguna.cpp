@@ -1,4 +1,4 @@
-// Laguna's stream parser: what happens inside a tool call. The rules stand in dialect_laguna.h.
+// Laguna's stream parser: what happens inside a tool call. The rules stand in laguna.h.
 #include "text/dialects/laguna.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Qwen's stream parser: what happens inside a tool call. The rules stand in dialect_qwen.h.
+// Qwen's stream parser: what happens inside a tool call. The rules stand in qwen.h.
 #include "text/dialects/qwen_parser.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The filters that work on texts and numbers, and the table of all. Those on sequences are in jinja_filters_seq.cpp.
+// The filters that work on texts and numbers, and the table of all. Those on sequences are in filters_seq.cpp.
 #include "text/jinja/filters.h"
 
 #include <algorithm>

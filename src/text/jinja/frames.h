@@ -1,5 +1,5 @@
-// What the interpreter opens and closes again: scopes and levels of evaluation. Used only by jinja_exec.cpp, _eval.cpp,
-// _call.cpp.
+// What the interpreter opens and closes again: scopes and levels of evaluation. Used only by exec.cpp, eval.cpp
+// and call.cpp.
 #pragma once
 
 #include "text/jinja/interpreter.h"

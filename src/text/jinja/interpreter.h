@@ -187,7 +187,7 @@ std::vector<TextSpan> split_lines(Heap& heap, const Text& text, bool keep_ends =
 
 /// Bound methods of strings, containers, loops and the like; empty function if there is none.
 Method find_string_method(std::string_view name);
-Method find_letter_method(std::string_view name);  // the part of it in jinja_letters.cpp
+Method find_letter_method(std::string_view name);  // the part of it in letters.cpp
 Method find_container_method(const Value& value, std::string_view name);
 bool is_unsafe_method(const Value& value, std::string_view name);
 /// Functions such as range; nullptr if there is none.

@@ -1,4 +1,4 @@
-// Statements. Expressions are in jinja_parser_expr.cpp.
+// Statements. Expressions are in parser_expr.cpp.
 #include "text/jinja/parser.h"
 
 #include <algorithm>

@@ -1,13 +1,5 @@
-// Matrix products of the decode family: 1 to 256 rows of x, every matrix of a group in one kernel.
-//
-// Bytes: the weights once for up to kStageRows rows. At one row of Laguna XS.2 in Q4_K_M: q, k, v and the gate 12.9 MB,
-// o 9.4 MB, head 168.6 MB; floor at 4.65 TB/s 2.8, 2.0 and 36 us. FLOPs do not matter at n = 1; from n = 2 on the
-// integer dot products do.
-// Design: 256 threads, two CTAs on an SM, each warp a contiguous range of the group's rows. A warp issues all loads of
-// its first rows (five of 2048 columns, one of 8192: 16 to 20 of 16 bytes a lane) before pdl_wait(); behind it every
-// CTA normalises and quantises x for itself into shared memory while the weights arrive. More than four rows are
-// prepared by a kernel of their own instead. (Float weights: float.cu.) Limits at n = 1 (expected, not yet
-// measured): latency behind the wait - x from L2, two barriers, the dot products.
+// Matrix products of the decode and draft families: launches what plan.cpp chooses, one case for each of its kernels.
+// The general kernel, Kernel::any, is launched from here, too; any.cuh describes it.
 #include <algorithm>
 #include <vector>
 

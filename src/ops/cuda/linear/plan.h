@@ -1,5 +1,5 @@
-// THE TABLE for matrix products: which kernel runs. Read kTable in plan.cpp from top to bottom: the first row that
-// matches is launched, the last one always matches. Pure functions of what is asked and of the chip, without CUDA:
+// THE TABLE for matrix products: which kernel runs. kTable in plan.cpp is read from top to bottom: rows for drafters,
+// then those for whole groups, then those for weights of one kind, of which the last one always matches. Without CUDA:
 // tests/ops/plan/*.txt hold the choices for six chips, and `riptide kernels` prints those for a model.
 #pragma once
 

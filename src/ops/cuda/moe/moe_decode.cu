@@ -2,13 +2,12 @@
 //
 // Bytes of a sparse layer of Laguna XS.2 in Q4_K_M at one row: router 1.0 MB (bf16), gate and up of 8 + 1 experts 10.6
 // MB, down 5.3 MB (Q6_K: 7.7); floor at 4.65 TB/s 0.23, 2.3 and 1.1 us. FLOPs do not matter. Design: three kernels.
-//   router_any_kernel    norm and router product, two experts a CTA; the CTA that finishes last chooses the experts.
-//   One more
-//                    CTA leaves the normalised row quantised for the next kernel.
-//   experts_any_gate_up_kernel   one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's
-//   warps share
-//                    its matrix rows and meet in shared memory for silu(gate) * up.
-//   down_kernel      one output row a warp, all slots: their products are those of matmul, added in order of rank.
+//   router_any_kernel           norm and router product, two experts a CTA; the CTA that finishes last chooses the
+//                               experts. One more CTA leaves the normalised row quantised for the next kernel.
+//   experts_any_gate_up_kernel  one list of (slot, f) pairs over all CTAs, the shared expert as one more slot; a CTA's
+//                               warps share its matrix rows and meet in shared memory for silu(gate) * up.
+//   experts_any_down_kernel     (experts_any.cuh) one output row a warp, all slots: their products are those of
+//                               matmul, added in order of rank.
 // Float weights in usual shapes: experts_float.cu. Planes in usual shapes: one row experts_row1_sm90.cu, more
 // experts_rows8.cu or experts_grouped_sm80.cu with router_rows.cu (the latter else from three rows on); else the same
 // kernels for each row, weights that rows share come from L2 (blockIdx.y = row). Limits: latency of three dependent

@@ -1,9 +1,9 @@
-// Matrix products of one row in Q4_K_M models of the width of Laguna XS.2. Bytes and floors as in linear.cu; the
+// Matrix products of one row in Q4_K_M models of the width of Laguna XS.2. Bytes and floors as in any.cuh; the
 // general kernels there take every other shape, type and number of rows, with the same bits.
 //
-// Two kernels. kquant_i8_whole_kernel: every warp has one batch of rows, as kquant_i8.cuh describes (q k v and the
-// gate, o). Loops over steps that stay loops took 0.4 us more in the former. kquant_i8_stream_kernel: more batches than
-// warps (the head): batches in registers, two CTAs an SM.
+// Three kernels. kquant_i8_whole_kernel: every warp has one batch of whole rows, as kquant_i8.cuh describes (q k v and
+// the gate). kquant_i8_split_kernel: 16 warps share a row (o), and may multiply with the router behind it.
+// kquant_i8_stream_kernel: more batches than warps (the head): batches in registers, two CTAs an SM.
 #include "ops/cuda/linear/gemv/kquant_i8_args.cuh"
 #include "ops/cuda/linear/shared/router_words.cuh"
 
