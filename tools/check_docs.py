@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails if a page (*.md) names a file that does not exist, is too long, or has words of its own for what the field has a word for.
+"""Fails if a page (*.md) or a comment names a file that does not exist, or if a page is too long or has words of its own for what the
+field has a word for.
 
 usage: check_docs.py [ROOT]        check_docs.py --self-test
 """
@@ -18,6 +19,8 @@ CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 FILE = re.compile(r"^[\w./-]+\.(?:h|cpp|cu|cuh|inl|py|sh|md|svg)$")
 # Files that programs make, and those that recipes tell to add (x).
+SOURCE = re.compile(r"(?<![\w./*-])(?:[\w-]+/|\.\./)*\w+\.(?:h|cpp|cu|cuh|inl)\b")
+OTHERS = {"llama.cpp", "ik_llama.cpp", "commands/NAME.cpp"}
 ELSEWHERE = re.compile(r"^(?:build/|/|~|\.\./)|^main\.py$|(?:^|/)x(?:_test|_ref)?\.\w+$")
 
 
@@ -39,8 +42,22 @@ def anchors(page: pathlib.Path) -> set[str]:
     return {name if names[:i].count(name) == 0 else f"{name}-{names[:i].count(name)}" for i, name in enumerate(names)}
 
 
-def check(root: pathlib.Path) -> list[str]:
+def check_comments(root: pathlib.Path) -> list[str]:
+    """Sources that comments of sources name, by the end of their path."""
+    sources = [path for top in ("src", "tests", "bench") for kind in ("h", "cpp", "cu", "cuh", "inl") for path in (root / top).rglob(f"*.{kind}")]
+    ends = {"/".join(path.relative_to(root).parts[i:]) for path in sources for i in range(len(path.relative_to(root).parts))}
     problems = []
+    for path in sorted(sources):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            code, _, comment = line.partition("//")
+            for name in SOURCE.findall(comment) if '"' not in code else ():
+                if name not in OTHERS and re.sub(r"^(\.\./)+", "", name) not in ends:
+                    problems.append(f"{path.relative_to(root)}:{number}: {name} is not there")
+    return problems
+
+
+def check(root: pathlib.Path) -> list[str]:
+    problems = check_comments(root)
     names = {path.name for top in ("src", "tests", "bench", "tools", "python", "scripts", "docs", "cmake", "contrib", "examples")
              for path in (root / top).rglob("*") if "node_modules" not in path.parts}
     pages = [path for path in root.rglob("*.md") if not {"build", "node_modules", "corpus"} & set(path.relative_to(root).parts)]
@@ -78,13 +95,15 @@ def self_test() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / "docs").mkdir()
+        (root / "src").mkdir()
         planted = {"README.md": "\n" * 121, "docs/a.md": "`ops/gone.cu`\n", "docs/b.md": "x" * 161 + "\n", "docs/c.md": "it guesses\n",
-                   "docs/d.md": "[text](gone.md)\n", "docs/e.md": "# A & b\n[text](#a--c)\n", "DESIGN.md": "word " * 2501}
+                   "src/a.h": "int x;  // as in b/gone.h\n", "docs/d.md": "[text](gone.md)\n", "docs/e.md": "# A & b\n[text](#a--c)\n", "DESIGN.md": "word " * 2501}
         for name, text in planted.items():
             (root / name).write_text(text)
+        (root / "src/good.h").write_text("// See src/a.h, a.h, ../a.h, llama.cpp.\n")
         (root / "docs/good.md").write_text("# A & b\n[a](a.md) [b](#a--b) `docs/a.md` `a_guess`\n```sh\n" + "x" * 200 + "\n```\n")
         problems = check(root)
-        assert not any("good.md" in problem for problem in problems), problems
+        assert not any("good." in problem for problem in problems), problems
         for name in planted:
             assert any(problem.startswith(name) for problem in problems), f"{name} was not reported: {problems}"
 

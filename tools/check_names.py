@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Fails if two sources of a layer give a name of their own (in an anonymous namespace) to different things, or if a
-name bears a word that means something here alone (PRIVATE; `tools/renames.txt`: what they are called since).
+name bears a word that means something here alone (PRIVATE).
 
 The sources of a layer (a folder of src, with all folders inside) are compiled several at a time (unity groups, cmake/layers.cmake), so such a name would be
 defined twice, or, worse, a call would find the other file's overload. For the same reason a source's own name must not
