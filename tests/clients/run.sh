@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The real clients from npm against the demo model: a two-turn tool loop each; then Ajv judges what schemas' grammars let
+# The real clients from npm against the demo model: a two-turn tool loop each, and one that hears K/V events; then Ajv judges what schemas' grammars let
 # through: those that zod writes, and published ones ($RIPTIDE_CONFORMANCE, ../shared/conformance, or what the build has
 # unpacked).
 # usage: run.sh RIPTIDE [NODE_MODULES]      run.sh --fetch: only brings the packages
@@ -23,7 +23,8 @@ done
 [ "$1" != --fetch ] || exit 0
 riptide=$(realpath "$1")
 work=$(mktemp -d)
-trap 'kill "$server" "$vectors" 2>/dev/null; wait "$server" "$vectors" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'kill "$server" "$vectors" $told 2>/dev/null; wait "$server" "$vectors" $told 2>/dev/null; rm -rf "$work"' EXIT
+told=
 "$riptide" serve --port 0 --ctx 4096 --device cpu 2>"$work/log" &
 server=$!
 "$riptide" serve "$here/../fixtures/qwen3_embed" --port 0 --device cpu 2>"$work/vectors.log" &
@@ -38,7 +39,7 @@ port_in() {  # of the server that writes this log, once it is ready
 }
 port=$(port_in "$work/log")
 vectors_port=$(port_in "$work/vectors.log")
-cp "$here/clients.mjs" "$here/schemas.mjs" "$work/"
+cp "$here/clients.mjs" "$here/kv_events.mjs" "$here/schemas.mjs" "$work/"
 ln -s "$(realpath "$modules")" "$work/node_modules"
 walks=$(dirname "$riptide")/tests/schema_walks
 for folder in "${RIPTIDE_CONFORMANCE:-}" "$here/../../../shared/conformance" "$(dirname "$riptide")/conformance"; do
@@ -47,6 +48,15 @@ done
 schemas=("$folder"/schemas/*.jsonl.gz)
 cd "$work"
 timeout 120 node clients.mjs "http://127.0.0.1:$port" "http://127.0.0.1:$vectors_port"
+if "$riptide" serve --device cpu --kv-events x 2>&1 </dev/null | grep -q 'built without libzmq'; then
+  echo "skipped: K/V events in JavaScript: riptide was built without libzmq"
+elif [ ! -d node_modules/zeromq ] || [ ! -d node_modules/@msgpack/msgpack ]; then
+  echo "skipped: K/V events in JavaScript: zeromq and @msgpack/msgpack are not installed"
+else
+  "$riptide" serve --port 0 --ctx 4096 --device cpu --kv-events "ipc://$work/events" --kv-events-replay "ipc://$work/replay" 2>"$work/told" &
+  told=$!
+  timeout 60 node kv_events.mjs "http://127.0.0.1:$(port_in "$work/told")" "ipc://$work/events" "ipc://$work/replay"
+fi
 if [ -x "$walks" ]; then
   node schemas.mjs "$walks" 20
   [ ! -e "${schemas[0]}" ] || node schemas.mjs "$walks" 5 "${schemas[@]}"
