@@ -193,11 +193,11 @@ void engine_part(EngineFamilies& f, bool drafts) {
 }
 
 /// The names under which routers look in a fleet of vLLM's: each typed, and with one series, since they take the first.
-void vllm_part(std::string& out, const EngineFacts& all, const std::string& model) {
+void vllm_part(std::string& out, const EngineFacts& all, const std::string& labels) {
     const auto told = [&](std::string_view name, std::string_view own, std::string_view type, auto value,
                           const auto&... more) {
         put_head(out, "vllm:", name, own, type);
-        put(out, "vllm:", name, '{', model, ",engine=\"0\"", more..., "} ", value, '\n');
+        put(out, "vllm:", name, '{', labels, more..., "} ", value, '\n');
     };
     told("num_requests_waiting", "As riptide_requests_waiting", "gauge", all.waiting);
     told("num_requests_running", "As riptide_requests_running", "gauge", all.running);
@@ -230,6 +230,10 @@ Metrics::Metrics() {
             {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1});
     prepare(queue_, "queue_seconds", "From the request to its first step",
             {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120});
+    const std::vector<double> of_answers = {0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600};
+    prepare(prefill_, "prefill_seconds", "From a request's first step to its first token", of_answers);
+    prepare(decode_, "decode_seconds", "From the first token to the last", of_answers);
+    prepare(answer_, "answer_seconds", "From the request to its last token", of_answers);
     prepare(prompt_tokens_, "request_prompt_tokens", "Tokens of a prompt",
             {64, 256, 1024, 4096, 16384, 32768, 65536, 131072, 262144});
 }
@@ -261,7 +265,11 @@ void Metrics::answered(const Done& done) {
     queue_.add(done.timings.queue);
     prompt_tokens_.add(static_cast<double>(done.usage.prompt));
     if (done.usage.completion < 1) return;
-    first_token_.add(done.timings.scoring + done.timings.queue + done.timings.prefill);
+    const double first = done.timings.scoring + done.timings.queue + done.timings.prefill;
+    first_token_.add(first);
+    prefill_.add(done.timings.prefill);
+    decode_.add(done.timings.decode);
+    answer_.add(first + done.timings.decode);
     if (done.usage.completion > 1)
         between_tokens_.add(done.timings.decode / static_cast<double>(done.usage.completion - 1));
 }
@@ -313,19 +321,38 @@ std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, i
     put_head(out, "riptide_", "answers_total", "Answers by what ended them", "counter");
     for (const auto& [reason, count] : reasons_)
         put(out, "riptide_answers_total{reason=\"", reason, "\"} ", count, '\n');
-    for (const Histogram* h : {&first_token_, &between_tokens_, &queue_, &prompt_tokens_}) h->write(out);
-    if (ready) vllm_part(out, total_of(engines), label_of("model_name", model));
+    for (const Histogram* h :
+         {&first_token_, &between_tokens_, &queue_, &prefill_, &decode_, &answer_, &prompt_tokens_})
+        h->write(out, "riptide_" + h->name, h->help, "");
+    if (!ready) return out;
+    const std::string labels = label_of("model_name", model) + ",engine=\"0\"";
+    vllm_part(out, total_of(engines), labels);
+    vllm_histograms(out, labels);
     return out;
 }
 
-void Metrics::Histogram::write(std::string& out) const {
-    put_head(out, "riptide_", name, help, "histogram");
+/// What dashboards made for vLLM draw, as far as it is the same.
+void Metrics::vllm_histograms(std::string& out, const std::string& labels) const {
+    const std::initializer_list<std::pair<const char*, const Histogram*>> same = {
+        {"vllm:time_to_first_token_seconds", &first_token_},
+        {"vllm:request_time_per_output_token_seconds", &between_tokens_},
+        {"vllm:request_queue_time_seconds", &queue_},
+        {"vllm:request_prefill_time_seconds", &prefill_},
+        {"vllm:request_decode_time_seconds", &decode_},
+        {"vllm:e2e_request_latency_seconds", &answer_}};
+    for (const auto& [name, histogram] : same) histogram->write(out, name, "As riptide_" + histogram->name, labels);
+}
+
+void Metrics::Histogram::write(std::string& out, std::string_view full, std::string_view meaning,
+                               std::string_view labels) const {
+    put_head(out, "", full, meaning, "histogram");
     int64_t total = 0;
     for (std::size_t i = 0; i < counts.size(); ++i) {
         total += counts[i];
-        put(out, "riptide_", name, "_bucket{le=\"", words[i], "\"} ", total, '\n');
+        put(out, full, "_bucket{", labels, labels.empty() ? "" : ",", "le=\"", words[i], "\"} ", total, '\n');
     }
-    put(out, "riptide_", name, "_sum ", sum, "\nriptide_", name, "_count ", total, '\n');
+    const std::string all = labels.empty() ? " " : "{" + std::string(labels) + "} ";
+    put(out, full, "_sum", all, sum, '\n', full, "_count", all, total, '\n');
 }
 
 }  // namespace riptide::server

@@ -54,14 +54,17 @@ class Metrics {
         std::vector<int64_t> counts;     // one more than bounds
         double sum = 0;
         void add(double value);
-        void write(std::string& out) const;
+        /// `name`, `labels`: whole, and those of all its samples.
+        void write(std::string& out, std::string_view name, std::string_view help, std::string_view labels) const;
     };
 
     mutable std::mutex mutex_;
     std::map<std::pair<std::string, int>, int64_t> replies_;
     int64_t abandoned_ = 0, mistaken_ = 0;
     std::map<std::string, int64_t> reasons_;
-    Histogram first_token_, between_tokens_, queue_, prompt_tokens_;
+    Histogram first_token_, between_tokens_, queue_, prefill_, decode_, answer_, prompt_tokens_;
+
+    void vllm_histograms(std::string& out, const std::string& labels) const;
 };
 
 }  // namespace riptide::server

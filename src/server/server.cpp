@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <ctime>
 
 #include "base/percent.h"
 #include "server/access.h"
@@ -140,6 +141,7 @@ struct Server::Impl {
     HttpReply steer_model(const json::object& body, const Known& known, WorkBudget& work);
 
     const ServerOptions options;
+    const int64_t started = std::time(nullptr);
     const Access access, watchers;  // of the port, of the management port
     Metrics metrics;
     ResponseStore responses;
@@ -237,10 +239,10 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
         return delete_response(responses, access.isolation(request), rest_of(request.path, known));
     if (known.route == Route::is_sleeping) return get_is_sleeping(only);
     if (!pool && only.state() == OnlyModel::State::loading) throw only.absent();
-    if (known.route == Route::models) return get_models(models());
+    if (known.route == Route::models) return get_models(models(), started);
     if (known.route == Route::server_info) return get_server_info(models().front());
     if (known.route == Route::loads) return get_loads(total_of(engines()));
-    if (known.route == Route::model) return get_model(models(), rest_of(request.path, known));
+    if (known.route == Route::model) return get_model(models(), rest_of(request.path, known), started);
     if (known.route == Route::ollama_tags) return get_ollama_tags(models());
     if (known.route == Route::ollama_ps) return get_ollama_ps(models());
     if (known.route == Route::requests) return get_requests(live, access.isolation(request));
@@ -313,13 +315,13 @@ std::shared_ptr<LaterReply> Server::Impl::later(HttpRequest& request, const Know
 
 HttpReply Server::Impl::steer_model(const json::object& body, const Known& known, WorkBudget& work) {
     const std::string name(Fields(body).filled("model"));
-    get_model(models(), name);  // throws for a name that there is not
+    get_model(models(), name, started);  // throws for a name that there is not
     const bool load = known.route == Route::load_model;
     if (!load && !pool)
         refuse("model", "model: '{}' is the only one here and stays; riptide serve --models has several", name);
     if (load && pool) pool->lease(name, work);
     if (!load) pool->unload(name);
-    return get_model(models(), name);
+    return get_model(models(), name, started);
 }
 
 /// `early`: null, or of the stream that a LaterReply has begun.

@@ -1,4 +1,5 @@
 // The port that tells how the server is, and what routers of other fleets read there.
+#include <ctime>
 #include <set>
 #include <sstream>
 
@@ -133,12 +134,15 @@ TEST_F(ServerManagement, open_metrics_opens_the_metrics_alone) {
 
 // What SMG does to register a worker: health, models, version; its load is then read from the metrics.
 TEST_F(ServerManagement, a_router_finds_what_registers_a_worker) {
+    const int64_t before = std::time(nullptr);
     start(keyed());
     const json::object model = told("/v1/models").object().at("data").at(0).as_object();
     EXPECT_EQ(model.at("id").as_string(), "laguna-demo");
     EXPECT_EQ(model.at("root").as_string(), "laguna-demo.gguf");
     EXPECT_TRUE(model.at("parent").is_null());
     EXPECT_EQ(model.at("max_model_len").as_int64(), 1024);
+    EXPECT_GE(model.at("created").as_int64(), before) << "when the server was started";
+    EXPECT_LE(model.at("created").as_int64(), std::time(nullptr));
     EXPECT_EQ(told("/version").object().at("version").as_string(), server::program_version());
     EXPECT_NE(server::openapi_text().find(fmt::format("\"version\": \"{}\"", server::program_version())),
               std::string_view::npos);
@@ -291,6 +295,51 @@ TEST_F(ServerManagement, metrics_have_the_names_of_vllm_too) {
     for (const auto& [name, own] : same) EXPECT_EQ(metrics.at(name).second, metrics.at(own).second) << name;
     EXPECT_GE(metrics["vllm:generation_tokens_total"].second, 1);
     EXPECT_EQ(metrics["vllm:prompt_tokens_total"].second, 20);
+}
+
+/// Lines of a histogram without its name and the labels that all have.
+std::vector<std::string> histogram(const std::string& page, const std::string& name, const std::string& labels) {
+    std::vector<std::string> out;
+    std::istringstream lines(page);
+    for (std::string line; std::getline(lines, line);) {
+        if (!line.starts_with(name + "_")) continue;
+        line.erase(0, name.size());
+        if (const size_t at = line.find(labels); at != std::string::npos && !labels.empty())
+            line.erase(at, labels.size());
+        for (const char* rest : {"{}", "{,"})
+            if (const size_t at = line.find(rest); at != std::string::npos)
+                line.replace(at, 2, rest[1] == '}' ? "" : "{");
+        out.push_back(line);
+    }
+    return out;
+}
+
+TEST_F(ServerManagement, what_dashboards_for_vllm_draw_is_what_we_measure) {
+    start(keyed());
+    const auto key = std::string("Content-Type: application/json\r\nAuthorization: Bearer secret\r\n");
+    const std::string body = R"({"prompt": "one two", "max_tokens": 5, "ignore_eos": true})";
+    EXPECT_EQ(Client(port()).ask("POST", "/v1/completions", body, key).status, 200);
+    const std::string page = told("/metrics").body;
+    const std::map<std::string, std::string> same = {
+        {"vllm:time_to_first_token_seconds", "riptide_time_to_first_token_seconds"},
+        {"vllm:request_time_per_output_token_seconds", "riptide_time_per_output_token_seconds"},
+        {"vllm:request_queue_time_seconds", "riptide_queue_seconds"},
+        {"vllm:request_prefill_time_seconds", "riptide_prefill_seconds"},
+        {"vllm:request_decode_time_seconds", "riptide_decode_seconds"},
+        {"vllm:e2e_request_latency_seconds", "riptide_answer_seconds"}};
+    for (const auto& [name, own] : same) {
+        const std::vector<std::string> lines = histogram(page, name, R"(model_name="laguna-demo",engine="0")");
+        EXPECT_EQ(lines, histogram(page, own, "")) << name;
+        ASSERT_GT(lines.size(), 3u) << name;
+        EXPECT_EQ(lines.back(), "_count 1") << name;
+    }
+    const auto sum = [&](const std::string& name) {
+        const size_t at = page.find("\nriptide_" + name + "_seconds_sum ");
+        return std::stod(page.substr(page.find(' ', at)));
+    };
+    EXPECT_NEAR(sum("answer"), sum("queue") + sum("prefill") + sum("decode"), 1e-6);
+    EXPECT_NEAR(sum("time_to_first_token"), sum("queue") + sum("prefill"), 1e-6);
+    EXPECT_GT(sum("decode"), 0);
 }
 
 }  // namespace

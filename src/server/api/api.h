@@ -84,9 +84,10 @@ HttpReply post_render_completion(const ApiContext& ctx, json::object body);
 HttpReply post_tokenize(const ApiContext& ctx, json::object body);
 HttpReply post_detokenize(const ApiContext& ctx, const json::object& body);
 HttpReply post_apply_template(const ApiContext& ctx, json::object body);
-HttpReply get_models(const std::vector<ModelStatus>& models);
+/// `started`: when the server was, in Unix time.
+HttpReply get_models(const std::vector<ModelStatus>& models, int64_t started);
 /// One of them; `id` as in the path.
-HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id);
+HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id, int64_t started);
 HttpReply get_props(const ApiContext& ctx);
 HttpReply get_version();
 /// Of the model that answers requests which name none.

@@ -22,16 +22,16 @@ std::string root_of(const ModelStatus& status) {
     return name.empty() ? status.name : name;
 }
 
-json::object model_entry(const ModelStatus& status) {
+json::object model_entry(const ModelStatus& status, int64_t started) {
     json::object out = {{"id", status.name},
                         {"object", "model"},
-                        {"created", 0},
+                        {"created", started},
                         {"owned_by", "riptide"},
                         {"root", root_of(status)},
                         {"parent", nullptr},
                         {"type", "model"},
                         {"display_name", status.info ? status.info->model.name : status.name},
-                        {"created_at", "1970-01-01T00:00:00Z"},
+                        {"created_at", utc_time(started)},
                         {"state", model_state_name(status.state)}};
     if (!status.reason.empty()) out["reason"] = status.reason;
     if (!status.info) return out;
@@ -141,9 +141,9 @@ std::string rendered(const Prompt& prompt, const ApiContext& ctx) {
 
 }  // namespace
 
-HttpReply get_models(const std::vector<ModelStatus>& models) {
+HttpReply get_models(const std::vector<ModelStatus>& models, int64_t started) {
     json::array data;
-    for (const ModelStatus& status : models) data.push_back(model_entry(status));
+    for (const ModelStatus& status : models) data.push_back(model_entry(status, started));
     return reply_of({{"object", "list"},
                      {"data", std::move(data)},
                      {"has_more", false},
@@ -151,10 +151,10 @@ HttpReply get_models(const std::vector<ModelStatus>& models) {
                      {"last_id", models.back().name}});
 }
 
-HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id) {
+HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id, int64_t started) {
     std::string known;
     for (const ModelStatus& status : models) {
-        if (status.name == id) return reply_of(model_entry(status));
+        if (status.name == id) return reply_of(model_entry(status, started));
         known += (known.empty() ? "'" : ", '") + status.name + "'";
     }
     throw unknown_model(id, known);
