@@ -17,7 +17,8 @@ import sys
 import time
 import urllib.parse
 
-from test_support import HOST, PATIENCE, ROOT, Server, answers, ask, attempt, expect, free_port, get, installed, running, scratch, servers, told, wait_for
+from test_support import (HOST, PATIENCE, ROOT, Server, answers, ask, attempt, expect, free_port, get, installed, riptide, running, scratch, servers, skipped,
+                          told, wait_for)
 
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 work = scratch("fleet")
@@ -76,6 +77,32 @@ def names_of_metrics(page):
         if "rate(" in expression or "increase(" in expression:
             expect(re.search(r"(?:rate|increase)\(\w+_(?:total|bucket)\[", expression), f"{where}: rates are of counters")
         expect(asked[where] > 0 or expression.startswith("up{"), f"{where} asks for a metric")
+
+
+def values():
+    """What contrib/ has for clusters: flags that there are, and probes that are answered at the port that they name."""
+    flags = subprocess.run([riptide, "serve", "--help-all"], capture_output=True, text=True).stdout
+    text = (ROOT / "contrib/llm-d.yml").read_text()
+    for flag in re.findall(r"(?m)^ +- (--[a-z-]+)", text):
+        expect(re.search(rf"{flag}\b", flags), f"contrib/llm-d.yml: {flag} is a flag")
+    probes = re.findall(r"Probe: \{httpGet: \{path: (\S+), port: (\d+)\}", text)
+    expect(len(probes) == 3 and all(f"--management-port={port}\n" in text for _, port in probes), f"contrib/llm-d.yml: probes {probes}")
+    for path, _ in probes:
+        expect(answers(MANAGEMENT, path, HOST), f"contrib/llm-d.yml: {path} answers")
+    try:
+        import yaml
+    except ImportError:
+        skipped.append("values for charts as YAML: python3-yaml is not installed")
+        return
+    pods, picker = yaml.safe_load_all(text)
+    plugins = yaml.safe_load(picker["inferenceExtension"]["pluginsCustomConfig"]["riptide.yaml"])
+    known = [plugin["type"] for plugin in plugins["plugins"]]
+    named = [one["pluginRef"] for one in plugins["schedulingProfiles"][0]["plugins"]]
+    expect(set(named) <= set(known) and "token-producer" in known, f"contrib/llm-d.yml: {named} of {known}")
+    labels = picker["inferencePool"]["modelServers"]["matchLabels"]
+    expect(labels.items() <= pods["modelArtifacts"]["labels"].items(), f"contrib/llm-d.yml: the pool finds the pods by {labels}")
+    router = yaml.safe_load((ROOT / "contrib/production-stack.yml").read_text())["routerSpec"]
+    expect(len(router["staticBackends"].split(",")) == len(router["staticModels"].split(",")), "contrib/production-stack.yml: a name for each address")
 
 
 def promtool(page):
@@ -271,7 +298,7 @@ def main():
             expect(answers(MANAGEMENT, "/readyz", replica.host), f"the server at {replica.host} is ready")
             replica.ask("/v1/completions", {"prompt": "one two three", "max_tokens": 3})
         page = get(MANAGEMENT, "/metrics")
-        attempt(lambda: names_of_metrics(page), lambda: promtool(page), prometheus, haproxy)
+        attempt(lambda: names_of_metrics(page), lambda: promtool(page), values, prometheus, haproxy)
     return told("three servers")
 
 
