@@ -23,33 +23,12 @@ import threading
 import time
 
 from fleet_test import HOSTS, Replica, contrib, haproxy_stats
-from test_support import HOST, PATIENCE, attempt, cost_beside, expect, free_port, get, installed, running, scratch, servers, skipped, told, wait_for
+from test_support import HOST, PATIENCE, attempt, cost_beside, expect, free_port, get, installed, running, scratch, servers, skipped, stream, told, wait_for
 
 options = argparse.Namespace(long=False, only="")
 work = scratch("faults")
 # Servers that meet a folder's permissions may not be root, who passes them.
 OTHER = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
-
-
-def stream(host, port, body, headers=None, seen=None):
-    """Replica, tokens and whether the stream came to its end."""
-    client, tokens, replica = http.client.HTTPConnection(host, port, timeout=PATIENCE), 0, None
-    try:
-        client.request("POST", "/v1/completions", json.dumps({"stream": True, **body}), {"Content-Type": "application/json", **(headers or {})})
-        reply = client.getresponse()
-        replica = reply.getheader("x-replica")
-        while line := reply.readline():
-            if line.startswith(b"data: [DONE]"):
-                return replica, tokens, True
-            if line.startswith(b"data: "):
-                tokens += 1
-                if seen and tokens == 1:
-                    seen(replica)
-    except (OSError, http.client.HTTPException):
-        pass
-    finally:
-        client.close()
-    return replica, tokens, False
 
 
 def talk(number, sentences=80):

@@ -11,7 +11,8 @@ if [ "${1:-}" = --tests ]; then
   optional=(chromium fonts-dejavu-core                # for the page; without them its test says that it is skipped
     libzmq3-dev python3-zmq python3-msgpack           # for K/V events; likewise
     libhiredis-dev redis-server                       # for K/V in Redis; likewise
-    prometheus)                                       # and promtool, for the metrics; likewise
+    prometheus                                        # and promtool, for the metrics; likewise
+    iproute2 python3-yaml)                            # for a fleet in network namespaces, and its values; likewise
 fi
 missing() {
   for package in "$@"; do

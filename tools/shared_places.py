@@ -14,14 +14,15 @@ from test_support import free_port, wait_for
 
 class Redis:
     """redis-server at a socket in a folder and at a port, and a client of it."""
-    def __init__(self, folder, password):
+    def __init__(self, folder, password, host="127.0.0.1", at=(), memory="256mb"):
         self.port, self.folder, self.path, self.password = free_port(), folder, folder / "redis.sock", password
+        self.host, self.at, self.memory = host, at, memory
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen(["redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", str(self.path),
+        self.process = subprocess.Popen([*self.at, "redis-server", "--bind", self.host, "--port", str(self.port), "--unixsocket", str(self.path),
                                          "--requirepass", self.password, "--save", "", "--appendonly", "no", "--dir", str(self.folder),
-                                         "--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru"],
+                                         "--maxmemory", self.memory, "--maxmemory-policy", "allkeys-lru"],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         if not wait_for(self.connected):
             raise RuntimeError("redis-server does not start")

@@ -3,6 +3,7 @@ program that is their first argument.
 """
 import atexit
 import contextlib
+import http.client
 import json
 import math
 import os
@@ -97,6 +98,27 @@ def ask(port, path, body=None, headers=None, host=HOST):
     return json.loads(get(port, path, body, headers, host))
 
 
+def stream(host, port, body, headers=None, seen=None):
+    """Replica, tokens and whether the stream came to its end. `seen` is told of the replica with the first token."""
+    client, tokens, replica = http.client.HTTPConnection(host, port, timeout=PATIENCE), 0, None
+    try:
+        client.request("POST", "/v1/completions", json.dumps({"stream": True, **body}), {"Content-Type": "application/json", **(headers or {})})
+        reply = client.getresponse()
+        replica = reply.getheader("x-replica")
+        while line := reply.readline():
+            if line.startswith(b"data: [DONE]"):
+                return replica, tokens, True
+            if line.startswith(b"data: "):
+                tokens += 1
+                if seen and tokens == 1:
+                    seen(replica)
+    except (OSError, http.client.HTTPException):
+        pass
+    finally:
+        client.close()
+    return replica, tokens, False
+
+
 def answers(port, path="/health", host=HOST):
     with contextlib.suppress(OSError):
         return get(port, path, host=host) is not None
@@ -136,9 +158,10 @@ class Server:
     """riptide serve on a port of its own, which it keeps when it is started again. In a `with`: ready, and ended in
     order."""
 
-    def __init__(self, *flags, host=HOST, port=None, **more):
+    def __init__(self, *flags, host=HOST, port=None, at=(), **more):
+        """`at`: what stands before the command, to run it elsewhere."""
         self.host, self.port, self.more = host, port or free_port(), more
-        self.command = [str(riptide), "serve", "--host", host, "--port", str(self.port), *map(str, flags)]
+        self.command = [*at, str(riptide), "serve", "--host", host, "--port", str(self.port), *map(str, flags)]
         self.start()
 
     def start(self):
