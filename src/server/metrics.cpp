@@ -301,7 +301,7 @@ EngineFacts total_of(const std::vector<EngineFacts>& engines) {
 std::string Metrics::page(bool ready, const std::vector<EngineFacts>& engines, int64_t connections,
                           const TraceCounts& traces, const std::string& model) const {
     std::string out;
-    out.reserve(size_t{16} << 10);
+    out.reserve(size_t{32} << 10);
     single(out, "ready", "1 once requests can be answered", "gauge", ready ? 1 : 0);
     single(out, "connections", "Open connections", "gauge", connections);
     single(out, "trace_spans_sent_total", "Spans of traces that the collector has taken", "counter", traces.sent);
