@@ -134,15 +134,18 @@ std::string rows_text(const Run& run) {
 
 void print_table(const std::vector<OpLine>& lines, double bandwidth) {
     for (const OpLine& line : lines) {
-        tell("\n{} · {} · {} a step\n", line.op, line.shape, line.calls);
+        tell("\n{}{} · {} a step\n", line.op, line.shape.empty() ? "" : " · " + line.shape, line.calls);
         for (const Run& run : line.runs) {
             std::string names, files;
             for (const ops::PlannedKernel& kernel : run.kernels) {
                 names += (names.empty() ? "" : ", ") + kernel.name;
                 if (files.find(kernel.file) == std::string::npos) files += (files.empty() ? "" : ", ") + kernel.file;
             }
-            tell("  {:>12}  {:<62} {:>9} {:>9.1f} us  {}\n", rows_text(run), names,
-                 human_bytes(static_cast<int64_t>(run.bytes)), run.bytes / bandwidth * 1e6, files);
+            const std::string reads =
+                run.bytes == 0 ? ""
+                               : fmt::format("{:>9} {:>9.1f} us", human_bytes(static_cast<int64_t>(run.bytes)),
+                                             run.bytes / bandwidth * 1e6);
+            tell("  {:>12}  {:<62} {:<22}  {}\n", rows_text(run), names, reads, files);
         }
     }
 }
@@ -218,9 +221,9 @@ void add_kernels(Command& app, Action& action) {
     cmd->footer(
         "Examples:\n  riptide kernels laguna-xs.2-q4_k_m.gguf --chip sm_86 --rows 1,4,16,64,4096\n"
         "  riptide kernels --random-weights qwen3.5-27b:q4_k_m --together\n"
-        "The tables behind it: src/ops/cuda/{linear,moe,attention}/plan.cpp. Left out are norms, rotations, embeddings and "
-        "the like, which have one kernel each (elementwise.cu). Gated DeltaNet chooses where the device's room is "
-        "known: the file is named that does.");
+        "The tables behind it: src/ops/cuda/{linear,moe,attention}/plan.cpp. Norms, rotations, embeddings and the like "
+        "have one kernel each (elementwise.cu) and are left out. Gated DeltaNet chooses where the device's room is "
+        "known: that file is named.");
     cmd->callback([options, &action] { action = [options] { return kernels(*options); }; });
 }
 
