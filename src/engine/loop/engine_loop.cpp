@@ -33,6 +33,7 @@ bool reads_whole_prompt(const Answer& answer) { return answer.job().prompt_logpr
 EngineLoop::EngineLoop(Machine& machine, std::function<bool()> interrupted)
     : machine_(machine),
       interrupted_(std::move(interrupted)),
+      attention_window_(machine.model().info().attention_window),
       slots_(static_cast<size_t>(machine.options().max_running)),
       scheduler_(machine.cache(), scheduler_options(machine.options(), machine.model().info().vocab_size), hooks()) {
     make_speculator();
@@ -138,7 +139,7 @@ void EngineLoop::close_departed() {
         if (why == Leaving::deadline) answer->failure = job.late();
         if (why == Leaving::cancelled) answer->reason = FinishReason::cancelled;
         ++(answer->failure ? stats_.failed : why == Leaving::cancelled ? stats_.cancelled : stats_.finished);
-        answer->close(now_us(), version_, machine_.model().info().attention_window);
+        answer->close(now_us(), version_, attention_window_);
         if (job.sink_failed) cancel(job);
         if (job.open == 0) jobs_.erase(job.id);
     }
@@ -152,7 +153,7 @@ void EngineLoop::end_all(const Failed* failure, std::vector<std::unique_ptr<Job>
             if (answer->closed()) continue;
             if (failure != nullptr && !answer->failure) answer->failure = *failure;
             answer->reason = FinishReason::cancelled;
-            answer->close(now_us(), version_, machine_.model().info().attention_window);
+            answer->close(now_us(), version_, attention_window_);
         }
     answers_.clear();
     departed_.clear();

@@ -220,6 +220,7 @@ class EngineLoop {
 
     Machine& machine_;
     std::function<bool()> interrupted_;
+    const int32_t attention_window_;  // of the model, which is not there while other weights are loaded
     int64_t version_ = 1;
     std::map<RequestId, std::unique_ptr<Job>> jobs_;
     std::unordered_map<RequestId, Answer*> answers_;  // by the scheduler's number
