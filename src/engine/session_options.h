@@ -20,7 +20,7 @@ struct SessionOptions {
     DType k_dtype = DType::f16;  // how K and V are stored (quant/kv_codec.h)
     DType v_dtype = DType::f16;
     bool choose_kv = false;  // by default_kv_type() instead
-    int32_t chunk_rows = 0;  // prompt tokens of one sequence in one step; 0: 512 on the CPU, up to 8192 on a GPU (engines of several answers: 4096)
+    int32_t chunk_rows = 0;  // prompt tokens of a sequence in a step; 0: CPU 512, GPU up to 8192 (many answers: 4096)
     int32_t page_rows = 64;  // tokens in a K/V page
     ModelOptions model;
     std::optional<GpuOptions> gpu;  // run on this GPU

@@ -1,5 +1,5 @@
 // Decode attention for any head size up to 256, any K/V types and any number of query heads for each KV head: small
-// models, windows over heads of 256, and chips without the tensor instructions of decode_d128_sm80.cu and decode_d256_sm80.cu.
+// models, windows over heads of 256, and chips without the tensor instructions of decode_d128_ and decode_d256_sm80.cu.
 //
 // Bytes: K and V of the row's keys, read again by each query head of a KV head (from L2). Design: a row's keys are cut
 // by rank into chunks of 1,024; a CTA of 16 warps has a chunk of a query head, four keys at a time for each warp, whose
