@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What a conversation of 8,000 tokens waits for its first token when it moves to another replica of the demo model over a
-shared folder, and what a folder costs that is dead, slow, full or lies. usage: fleet_moves_test.py RIPTIDE [--long]
+shared folder, and what a folder costs that is dead, slow, full or lies. usage: fleet_moves_test.py RIPTIDE [--long] [--cuda]
 
 Nothing leaves loopback. The law: moved, at most 1.25 times (bytes / the folder's speed, as measured here) + 50 ms; a folder
 of no use, at most 5 % more than without one; never a wrong word. What other programs take of the machine only adds, so the
-least of several times is compared; --long takes more, and moves conversations of 32,000 tokens as well, for which the law is
-about what moving adds: their attention alone takes longer. A folder is slow by a library that is put
+least of several times is compared; --long takes more, and moves conversations of 32,000 tokens as well. With --cuda the servers
+compute on a GPU and the law holds for these, too; on a CPU it is about what moving adds: their attention alone takes longer. A folder is slow by a library that is put
 before it (open() in it takes 500 ms), which a C compiler makes; without one that is skipped.
 """
 import os
@@ -20,7 +20,7 @@ from fleet_faults_test import talk, turn
 from fleet_test import Replica
 from test_support import attempt, expect, riptide, scratch, servers, skipped, told
 
-LONG = "--long" in sys.argv[2:]
+LONG, CUDA = ("--long" in sys.argv[2:], "--cuda" in sys.argv[2:])
 FEW, MANY = (10, 30) if LONG else (2, 8)
 SENTENCES, MANY_SENTENCES = 700, 1200  # of 10 tokens, and of 27 where a token is a letter or two
 SLOW = r"""
@@ -74,7 +74,7 @@ class Folder:
 
 
 def server(*flags, ctx=8192, **more):
-    return Replica("--cache-ram", ctx // 32, *flags, ctx=ctx, **more)
+    return Replica("--cache-ram", ctx // 32, *flags, ctx=ctx, device="cuda" if CUDA else "cpu", **more)
 
 
 def conversation(name, sentences=SENTENCES):
@@ -198,7 +198,7 @@ def main():
     parts = [moves, lambda: of_no_use("is gone", (folder := Folder()), folder.server(), dead),
              lambda: of_no_use("lies", (folder := Folder()), folder.server(), lies), full, slow]
     if LONG:
-        parts.append(lambda: moves(5, 10, MANY_SENTENCES, (of_long_context(),), beyond_home=True, ctx=40960))
+        parts.append(lambda: moves(5, 10, MANY_SENTENCES, (of_long_context(),), beyond_home=not CUDA, ctx=40960))
     attempt(*parts)
     return told("conversations that move")
 

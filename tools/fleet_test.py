@@ -39,9 +39,9 @@ replicas, redis, network = [], None, None
 class Replica(Server):
     """One as docs/fleet.md has it: with the ports of management and of HAProxy's agent."""
 
-    def __init__(self, *flags, host=HOST, port=None, management=None, agent=None, ctx=2048, **more):
+    def __init__(self, *flags, host=HOST, port=None, management=None, agent=None, ctx=2048, device="cpu", **more):
         self.management, self.agent = management or free_port(), agent or free_port()
-        super().__init__("--device", "cpu", "--threads", 1, "--ctx", ctx, "--quiet", "--management-host", host, "--management-port", self.management,
+        super().__init__("--device", device, "--threads", 1, "--ctx", ctx, "--quiet", "--management-host", host, "--management-port", self.management,
                          "--agent-port", self.agent, *flags, host=host, port=port, **more)
 
     def metric(self, name, *labels):
