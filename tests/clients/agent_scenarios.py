@@ -196,8 +196,8 @@ DEMO_PROMPTS = {"claude": ["Call Read. Set the file path to tea.txt.", "Call Rea
 
 
 def demo(world, run):
-    """The demo model itself, with riptide serve, decides. Prompts hold folders and dates, so one wording or another
-    must do."""
+    """The demo model itself, with riptide serve, decides. Prompts hold folders and dates, and with some of them it goes on
+    for ever after the tool, so one wording or another must do."""
     server = Server.demo(world, run.folder, "--temperature", 0)
     more, tried = PLAIN[run.name], []
     try:
@@ -212,9 +212,9 @@ def demo(world, run):
             run.launch(server.port, words, more=more)
             used = run.agent.usage(run)
             tried.append(used)
-            if "darjeeling, 3 cups" in run.out and len(used) > 1:
+            if done := run.code == 0 and "darjeeling, 3 cups" in run.out and len(used) > 1:
                 break
-        world.expect(run.code == 0 and "darjeeling, 3 cups" in run.out and len(used) > 1, f"demo: {run.name} ran the tool that the demo model called: {tried}", run)
+        world.expect(done, f"demo: {run.name} ran the tool that the demo model called: {tried}", run)
         for (prompt, _, made), (_, cached, _) in zip(used[:1], used[1:]):  # later ones may be cut at the end of the context
             world.expect(cached >= 0.99 * (prompt + made) - 2, f"demo: {run.name}: {cached} of {prompt} + {made} tokens from the cache", run)
         print(f"  demo     {run.name:9} {words!r}: {used}")
