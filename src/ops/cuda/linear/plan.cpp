@@ -79,14 +79,16 @@ bool f16_row1(const Group& g) {
 bool f16_mma(const Group& g) { return fit_f16_rows(g.c.chip, g.c.cols, g.c.rows, g.q6).has_value(); }
 bool f16_wgmma(const Group& g) { return fit_f16_chain(g.c.chip, g.c.cols, g.c.rows, g.q6).has_value(); }
 
+/// Rows that sixteen warps share: the inputs of o of Laguna's layers and of Qwen3.5-35B-A3B's.
+bool split_cols(int64_t cols) { return cols == 4096 || cols == 6144 || cols == 8192; }
+
 template <int Batch>
 bool row1_whole(const Group& g) {
     return g.c.cols == 2048 && g.matrices() <= kRow1Matrices && g.all(row1_weight) &&
            fit_row1_whole(g.c.chip, g.c.rows, g.batches(Batch, 3), g.q6, Batch, 3).has_value();
 }
 bool row1_split(const Group& g) {
-    return (g.c.cols == 6144 || g.c.cols == 8192) && g.matrices() == 1 && g.all(row1_weight) && g.q4 &&
-           g.c.x != ActKind::norm &&
+    return split_cols(g.c.cols) && g.matrices() == 1 && g.all(row1_weight) && g.q4 && g.c.x != ActKind::norm &&
            fit_row1_split(g.c.chip, g.c.rows, g.rows, static_cast<int>(g.c.cols / 1024)).has_value();
 }
 bool routed_split(const Group& g) { return g.c.router && g.c.residual && g.rows == kWordCols && row1_split(g); }
@@ -103,7 +105,7 @@ bool planes_whole(const Group& g) {
     return g.c.cols == 2048 && planes(g) && planes_rows(g.c.chip, g.c.cols, g.c.rows, g.c.weights, Batch) > 0;
 }
 bool planes_split(const Group& g) {
-    return (g.c.cols == 6144 || g.c.cols == 8192) && g.matrices() == 1 && g.c.x != ActKind::norm && planes(g) &&
+    return split_cols(g.c.cols) && g.matrices() == 1 && g.c.x != ActKind::norm && planes(g) &&
            planes_rows(g.c.chip, g.c.cols, g.c.rows, g.c.weights, 1) > 0;
 }
 bool routed_planes(const Group& g) { return g.c.router && g.c.residual && g.rows == kWordCols && planes_split(g); }
@@ -222,11 +224,11 @@ constexpr Row kTable[] = {
     {Of::group,   Kernel::kquant_i8_whole5,         both<one, row1_whole<5>>},         // 1: Q4_K, Q6_K, 2,048; 117 KB
     {Of::group,   Kernel::kquant_i8_whole6,         both<one, row1_whole<6>>},         // 1: the same, more rows
     {Of::group,   Kernel::kquant_i8_split_router,   both<one, routed_split>},          // 1: the next, of 2,048 rows, before a router
-    {Of::group,   Kernel::kquant_i8_split,          both<one, row1_split>},            // 1: one Q4_K, 6,144 or 8,192; 117 KB
+    {Of::group,   Kernel::kquant_i8_split,          both<one, row1_split>},            // 1: one Q4_K, 4,096, 6,144 or 8,192; 117 KB
     {Of::group,   Kernel::planes_i8_whole5,         both<one, planes_whole<5>>},        // 1: planes of any type, 2,048; sm_90
     {Of::group,   Kernel::planes_i8_whole6,         both<one, planes_whole<6>>},        // 1: the same, more rows
     {Of::group,   Kernel::planes_i8_split_router,   both<one, routed_planes>},          // 1: the next, of 2,048 rows, before a router
-    {Of::group,   Kernel::planes_i8_split,          both<one, planes_split>},           // 1: planes of any type, 6,144 or 8,192
+    {Of::group,   Kernel::planes_i8_split,          both<one, planes_split>},           // 1: planes of any type, 4,096, 6,144 or 8,192
     {Of::group,   Kernel::kquant_i8_stream,         row1_stream},                      // 1: Q4_K, Q6_K, 2,048, 6,144, 8,192
     {Of::group,   Kernel::bf16_small_sm90,          small_bf16},                       // 1: bf16, then f32, to 4,096, small; sm_90
     {Of::group,   Kernel::float_row1,               float_row1},                       // 1: f32, f16, bf16, fp8
@@ -234,7 +236,7 @@ constexpr Row kTable[] = {
     {Of::group,   Kernel::kquant_i8_rows4_whole5,   both<two_to_four, row1_whole<5>>}, // 2 to 4: Q4_K, Q6_K, 2,048; 117 KB
     {Of::group,   Kernel::kquant_i8_rows4_whole6,   both<two_to_four, row1_whole<6>>}, // 2 to 4: the same, more rows
     {Of::group,   Kernel::kquant_i8_rows4_split_router, both<two_to_four, routed_split>}, // 2 to 4: the next, of 2,048 rows, before a router
-    {Of::group,   Kernel::kquant_i8_rows4_split,    both<two_to_four, row1_split>},    // 2 to 4: one Q4_K, 6,144 or 8,192; 117 KB
+    {Of::group,   Kernel::kquant_i8_rows4_split,    both<two_to_four, row1_split>},    // 2 to 4: one Q4_K, 4,096, 6,144 or 8,192; 117 KB
     {Of::group,   Kernel::kquant_i8_wide_sm90,      wide_mixed},                       // 2 up: K-quants, few floats, x 256, large; sm_90
     {Of::kind,    Kernel::kquant_i8_narrow_sm90,    narrow},                           // 5 to 256 (9 up): Q4_K; Q6_K at 2,048; sm_90
     {Of::kind,    Kernel::kquant_i8_sm80,           sm80_small},                       // 2 up: K-quants, x 2,048, small; sm_80
@@ -243,7 +245,7 @@ constexpr Row kTable[] = {
     {Of::kind,    Kernel::q8_i8_sm80,               eight},                            // 2 up: Q8_0, x 2,048; sm_80
     {Of::kind,    Kernel::planes_i8_whole5,         planes_whole<5>},                  // 2 up: planes of any type, 2,048; sm_90
     {Of::kind,    Kernel::planes_i8_whole6,         planes_whole<6>},                  // 2 up: the same, more rows
-    {Of::kind,    Kernel::planes_i8_split,          planes_split},                     // 2 up: one of any type, 6,144 or 8,192
+    {Of::kind,    Kernel::planes_i8_split,          planes_split},                     // 2 up: one of any type, 4,096, 6,144 or 8,192
     {Of::kind,    Kernel::float_rows,               float_rows},                       // 2 up: f32, f16, bf16, fp8
     {Of::kind,    Kernel::any,                      always},                           // all else
 };
@@ -293,13 +295,33 @@ bool divide_halves(const Case& all, std::span<const size_t> which, Choice& launc
     return true;
 }
 
+/// Planes of few rows whose kernel takes no floats, beside few of these (DeltaNet's b and a); then the floats. Whether
+/// that is so.
+bool divide_floats(const Case& all, std::span<const size_t> which, Choice& launches) {
+    std::vector<size_t> planes, floats;
+    int64_t rows = 0;  // of floats
+    for (const size_t i : which) {
+        const Weight& w = *all.weights[i];
+        (is_planes(w.dtype) ? planes : floats).push_back(i);
+        if (!is_planes(w.dtype)) rows += w.rows;
+    }
+    if (planes.empty() || floats.empty() || rows > kFewFloats) return false;
+    const SubCase group(all, planes);
+    const Row* const row = find(Of::group, group.c);
+    if (row == nullptr || row->kernel == Kernel::kquant_i8_wide_row1_sm90 || row->kernel == Kernel::kquant_i8_stream)
+        return false;
+    launches.push_back({row->kernel, 0, all.rows, planes});
+    choose_some(all, floats, launches);
+    return true;
+}
+
 void choose_some(const Case& all, std::span<const size_t> which, Choice& launches) {
     const SubCase group(all, which);
     const auto launch = [&](const Row& row, std::span<const size_t> weights) {
         launches.push_back({row.kernel, 0, all.rows, {weights.begin(), weights.end()}});
     };
     if (const Row* const row = find(Of::drafter, group.c)) return launch(*row, which);
-    if (divide_halves(all, which, launches)) return;
+    if (divide_halves(all, which, launches) || divide_floats(all, which, launches)) return;
     if (const Row* const row = find(Of::group, group.c)) return launch(*row, which);
     struct Kind {
         size_t most;  // in one launch

@@ -233,6 +233,7 @@ void kquant_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x,
     const bool split = kernel == Kernel::kquant_i8_split || kernel == Kernel::kquant_i8_split_router;
     if (kernel == Kernel::kquant_i8_whole5) launch_whole<5, 3>(ctx, x, weights, y, residual);
     else if (kernel == Kernel::kquant_i8_whole6) launch_whole<6, 3>(ctx, x, weights, y, residual);
+    else if (split && cols == 4096) launch_split<4>(ctx, x, weights, y, residual, ahead);
     else if (split && cols == 6144) launch_split<6>(ctx, x, weights, y, residual, ahead);
     else if (split) launch_split<8>(ctx, x, weights, y, residual, ahead);
     else if (cols == 2048) launch_stream<2, 5>(ctx, x, weights, y, residual);

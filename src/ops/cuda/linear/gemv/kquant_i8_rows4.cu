@@ -223,6 +223,7 @@ void kquant_i8_rows4_multiply(Context& ctx, linear::Kernel kernel, const ActSour
     RT_ASSERT(n >= 2 && n <= kFewRows && (kernel == Kernel::kquant_i8_rows4_split_router) == (ahead != nullptr));
     if (kernel == Kernel::kquant_i8_rows4_whole5) launch_whole<5, 3>(ctx, x, n, weights, y, residual);
     else if (kernel == Kernel::kquant_i8_rows4_whole6) launch_whole<6, 3>(ctx, x, n, weights, y, residual);
+    else if (cols == 4096) launch_split<4>(ctx, x, n, weights, y, residual, ahead);
     else if (cols == 6144) launch_split<6>(ctx, x, n, weights, y, residual, ahead);
     else launch_split<8>(ctx, x, n, weights, y, residual, ahead);
 }

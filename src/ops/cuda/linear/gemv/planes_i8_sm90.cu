@@ -258,6 +258,7 @@ void planes_i8_multiply(Context& ctx, linear::Kernel kernel, const ActSource& x,
         const PlanesArgs a = args_of(x, first, std::min(most, n - first), weights, y, residual, batch);
         if (five) launch_whole<5>(ctx, a);
         else if (six) launch_whole<6>(ctx, a);
+        else if (cols == 4096) launch_split<4>(ctx, a, ahead);
         else if (cols == 6144) launch_split<6>(ctx, a, ahead);
         else launch_split<8>(ctx, a, ahead);
     }
