@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "models/facts.h"
-#include "ops/elementwise.h"
 #include "ops/embed.h"
 #include "ops/gated_attention.h"
 #include "ops/gated_delta.h"
@@ -41,7 +40,9 @@ void Qwen35::attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, c
                                  .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
                                  .int8 = ops::wants_int8(ctx.gpu, w.wo)};
     const Tensor o = ops::sigmoid_attention(ctx, in, kv, batch);           // o = softmax(q K^T / sqrt d) V * sigmoid(g)
-    const Tensor y = ops::matmul_add(ctx, w.wo, o, x);                     // y = Wo o; x <- x + y  [n, D]
+    const ops::MoeLayer next = moe_layer(l);
+    const Tensor y =                                                       // y = Wo o; x <- x + y  [n, D]
+        ops::matmul_add(ctx, w.wo, o, x, config_.num_experts > 0 ? &next : nullptr);
     ctx.observe("attn_out", static_cast<int>(l), y);
 }
 
@@ -65,32 +66,35 @@ void Qwen35::linear_attention(Context& ctx, int64_t l, Tensor& x, const Batch& b
     const Tensor o =                                                       // S <- e^g S + k (beta (v - e^g S^T k))^T;
         ops::gated_delta(ctx, in, states.delta[i], batch, states.delta_mode,  // o = RMSNorm(S^T q) * silu(z)
                          states.held);
-    const Tensor y = ops::matmul_add(ctx, w.out, o, x);                    // y = Wo o; x <- x + y
+    const ops::MoeLayer next = moe_layer(l);
+    const Tensor y =                                                       // y = Wo o; x <- x + y
+        ops::matmul_add(ctx, w.out, o, x, config_.num_experts > 0 ? &next : nullptr);
     ctx.observe("attn_out", static_cast<int>(l), y);
 }
 
-Tensor Qwen35::mixture(Context& ctx, int64_t l, Tensor& x) const {
+ops::MoeLayer Qwen35::moe_layer(int64_t l) const {
     const Layer& w = layers_[static_cast<size_t>(l)];
-    const Tensor h = ops::rms_norm(ctx, x, w.ffn_norm, static_cast<float>(config_.rms_norm_eps));
-    const Weight* scores[] = {&w.router, &w.shared_gate};
-    const std::vector<Tensor> s = ops::matmul_group(ctx, scores, h);       // F(h) = Wd (silu(Wg h) * Wu h)
-    const ops::Routing routing =                                           // the top k of Wr h; r = their softmax
-        ops::route_softmax(ctx, s[0], config_.num_experts_per_tok);
-    Tensor y = ops::moe_swiglu(ctx, h, routing, w.experts);                // y = sum_e r_e F_e(h)
-    Tensor shared = ops::swiglu_ffn(ctx, h, w.w_gate, w.w_up, w.w_down);
-    ops::mul_sigmoid(ctx, shared, s[1], 1);                                //   + sigmoid(w h) F_shared(h)
-    ops::add(ctx, y, shared);
-    ops::add(ctx, x, y);                                                   // x <- x + y
-    ctx.observe("router_logits", static_cast<int>(l), s[0]);
-    ctx.observe("router_experts", static_cast<int>(l), routing.experts);
-    return y;
+    return {.norm = {w.ffn_norm, static_cast<float>(config_.rms_norm_eps)},    // h = RMSNorm(x)
+            .router = {.w = &w.router, .bias = {}, .top_k = config_.num_experts_per_tok, .softmax = true},
+                                                                           // the top k of Wr h; r = their softmax
+            .experts = &w.experts,
+            .shared = {&w.w_gate, &w.w_up, &w.w_down, &w.shared_gate}};
 }
 
 void Qwen35::feed_forward(Context& ctx, int64_t l, Tensor& x) const {
     const Layer& w = layers_[static_cast<size_t>(l)];
-    const ops::Norm norm{w.ffn_norm, static_cast<float>(config_.rms_norm_eps)};
-    const Tensor y = config_.num_experts > 0                               // y = F(h); x <- x + y
-        ? mixture(ctx, l, x) : ops::swiglu_ffn_add(ctx, x, norm, w.w_gate, w.w_up, w.w_down);
+    Tensor y;                                                              // F(h) = Wd (silu(Wg h) * Wu h)
+    if (config_.num_experts > 0) {
+        const ops::MoeLayer s = moe_layer(l);
+        const ops::MoeResult moe =                                         // y = sum_e r_e F_e(h)
+            ops::moe_add(ctx, x, s.norm, s.router, *s.experts, s.shared);  //   + sigmoid(w h) F_shared(h); x <- x + y
+        ctx.observe("router_logits", static_cast<int>(l), moe.logits);
+        ctx.observe("router_experts", static_cast<int>(l), moe.routing.experts);
+        y = moe.y;
+    } else {
+        const ops::Norm norm{w.ffn_norm, static_cast<float>(config_.rms_norm_eps)};
+        y = ops::swiglu_ffn_add(ctx, x, norm, w.w_gate, w.w_up, w.w_down);  // y = F(h); x <- x + y
+    }
     ctx.observe("ffn_out", static_cast<int>(l), y);
 }
 

@@ -55,7 +55,7 @@ class Qwen35 final : public Model {
     void attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const KvView& kv) const;
     void linear_attention(Context& ctx, int64_t l, Tensor& x, const Batch& batch, const States& states) const;
     void feed_forward(Context& ctx, int64_t l, Tensor& x) const;
-    Tensor mixture(Context& ctx, int64_t l, Tensor& x) const;
+    ops::MoeLayer moe_layer(int64_t l) const;
 
     Qwen35Config config_;
     WeightStore store_;

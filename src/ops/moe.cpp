@@ -279,15 +279,17 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     RT_ASSERT(routing.experts.rows() == x.rows() && routing.weights.rows() == x.rows());
     RT_CHECK(!weights.gate.empty(), "a feed-forward layer without experts");
     const OpScope told = announce_experts(ctx, "moe_swiglu", x.rows(), {.top_k = routing.top_k}, weights, shared);
-    if (ctx.gpu != nullptr) return cuda::moe_swiglu(ctx, x, routing, weights, shared);
     const int64_t width = weights.gate[0].rows, out = weights.down[0].rows;
     const int64_t pairs = x.rows() * (routing.top_k + (shared.gate != nullptr ? 1 : 0));
-    if (shared.gate != nullptr && shared.gate->rows != width) {
+    if (shared.share != nullptr || (ctx.gpu == nullptr && shared.gate != nullptr && shared.gate->rows != width)) {
         Tensor sum = moe_swiglu(ctx, x, routing, weights);
         const ArenaScope scope(*ctx.arena);
-        add(ctx, sum, swiglu_ffn(ctx, x, *shared.gate, *shared.up, *shared.down));
+        Tensor term = swiglu_ffn(ctx, x, *shared.gate, *shared.up, *shared.down);
+        if (shared.share != nullptr) mul_sigmoid(ctx, term, matmul(ctx, *shared.share, x), 1);
+        add(ctx, sum, term);
         return sum;
     }
+    if (ctx.gpu != nullptr) return cuda::moe_swiglu(ctx, x, routing, weights, shared);
     if (ctx.on_input) show_expert_inputs(ctx, x, routing, weights, shared);
     Tensor y = ctx.alloc(DType::f32, {x.rows(), out});
     if (x.rows() == 0) return y;
@@ -329,6 +331,8 @@ void reroute(Context& ctx, const Tensor& logits, const Router& router, Routing& 
 MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
                   const SharedExpert& shared) {
     RT_ASSERT(x.routed.router == nullptr || x.routed.router == router.w);
+    RT_CHECK(!weights.gate.empty(), "a feed-forward layer without experts");
+    RT_ASSERT(!router.softmax || (router.bias.empty() && router.normalize && router.scale == 1));
     const OpScope told = announce_experts(ctx, "moe_add", x.rows(), router, weights, shared, x.routed.product);
     if (ctx.gpu != nullptr) {
         MoeResult result = cuda::moe_add(ctx, x, norm, router, weights, shared);
@@ -339,8 +343,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     const Tensor h = rms_norm(ctx, x, norm.weight, norm.eps);
     MoeResult result;
     const int64_t n = x.rows(), pairs = n * (router.top_k + (shared.gate != nullptr ? 1 : 0));
-    if (n > 0 && !ctx.reroute && !ctx.on_input && few_pairs(pairs) && !weights.gate.empty() &&
-        (shared.gate == nullptr || shared.gate->rows == weights.gate[0].rows)) {
+    if (n > 0 && !ctx.reroute && !ctx.on_input && few_pairs(pairs) && !weights.gate.empty() && !router.softmax &&
+        (shared.gate == nullptr || (shared.gate->rows == weights.gate[0].rows && shared.share == nullptr))) {
         result.logits = ctx.alloc(DType::f32, {n, router.w->rows});
         result.routing = {router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
                           ctx.alloc(DType::f32, {n, router.top_k})};
@@ -349,8 +353,12 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         return result;
     }
     result.logits = matmul(ctx, *router.w, h);
-    result.routing = route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
-    if (ctx.reroute) reroute(ctx, result.logits, router, result.routing);
+    if (router.softmax) {
+        result.routing = route_softmax(ctx, result.logits, router.top_k);
+    } else {
+        result.routing = route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+        if (ctx.reroute) reroute(ctx, result.logits, router, result.routing);
+    }
     result.y = moe_swiglu(ctx, h, result.routing, weights, shared);
     add(ctx, x, result.y);
     return result;

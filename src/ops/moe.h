@@ -40,13 +40,14 @@ struct SharedExpert {
     const Weight* gate = nullptr;
     const Weight* up = nullptr;
     const Weight* down = nullptr;
+    const Weight* share = nullptr;  // [1, hidden], or null: the result counts sigmoid(share x)
 };
 
 /// y[r] = sum over k of weights[r, k] * Wd_e (silu(Wg_e x[r]) * (Wu_e x[r])), e = experts[r, k], plus, if there is a
-/// shared expert, Wsd (silu(Wsg x[r]) * (Wsu x[r])): moe_swiglu + swiglu_ffn in the same parallel regions. x: f32 [n,
-/// hidden] -> y: f32 [n, hidden], fresh. The products are those of matmul and swiglu, bit for bit; the sum starts at
-/// weights[r, 0] * d_0 and adds one rounded product after the other in order of k, last the shared expert's. The
-/// intermediate stays f32.
+/// shared expert, Wsd (silu(Wsg x[r]) * (Wsu x[r])): moe_swiglu + swiglu_ffn in the same parallel regions; with a
+/// `share`, its product first times sigmoid(share x[r]), as mul_sigmoid. x: f32 [n, hidden] -> y: f32 [n, hidden],
+/// fresh. The products are those of matmul and swiglu, bit for bit; the sum starts at weights[r, 0] * d_0 and adds one
+/// rounded product after the other in order of k, last the shared expert's. The intermediate stays f32.
 /// Determinism: y[r] depends on x[r], its routing and the weights alone, not on how rows share experts.
 /// REQUIRES experts of one shape, indices in [0, number of experts). Only a shared expert may have a width of its own;
 /// it then takes two regions more. Cost: reads each used expert's weights once for its first 256 rows; two parallel
@@ -54,13 +55,14 @@ struct SharedExpert {
 Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
                   const SharedExpert& shared = {});
 
-/// How a sparse layer chooses experts; see route_sigmoid.
+/// How a sparse layer chooses experts: route_sigmoid, or route_softmax of the top_k alone.
 struct Router {
     const Weight* w = nullptr;  // [E, d]
     std::span<const float> bias;
     int64_t top_k = 0;
     float scale = 1;
     bool normalize = true;
+    bool softmax = false;  // then without a bias, normalised, scale 1
 };
 
 /// A sparse layer as the product before it is told of it (matmul_add).
@@ -82,10 +84,11 @@ struct MoeResult {
     Routing routing;
 };
 
-/// A whole sparse feed-forward layer: h = RMSNorm(x); logits = W_router h; routing = route_sigmoid(logits);
-/// y = moe_swiglu(h, routing) with the shared expert; x += y. x: f32 [n, d].
-/// The same bits as rms_norm, matmul, route_sigmoid, moe_swiglu and add. Only the logits of a GPU are not those of
-/// matmul in the prefill family, which rounds to bf16 there (a rounded logit may choose another expert), and in the
+/// A whole sparse feed-forward layer: h = RMSNorm(x); logits = W_router h; routing = route_sigmoid(logits) or
+/// route_softmax; y = moe_swiglu(h, routing) with the shared expert; x += y. x: f32 [n, d].
+/// The same bits as rms_norm, matmul, the routing, moe_swiglu and add. Only the logits of a GPU are not those of
+/// matmul in the prefill family, which rounds to bf16 there (a rounded logit may choose another expert; nor is the
+/// shared expert's share), and in the
 /// decode family for a bf16 router of 256 experts in Q4_K over 2,048 columns (ops/cuda/linear/shared/router_words.h:
 /// NaN if 16 columns add up to 2^20 and more before RMSNorm's 1 / rms): they are as exact as f32 sums of f32 products,
 /// off by at most d 2^-24 sum |W h| + 2^-22 / rms; all that follows has the bits that the ops make of these logits. On

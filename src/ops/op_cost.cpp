@@ -78,8 +78,8 @@ OpCost experts_cost(std::string_view name, int64_t n, const Router& router, cons
     if (router.w != nullptr) add_product(cost, *router.w, rows);
     for (const auto* stack : {&weights.gate, &weights.up, &weights.down})
         add_product(cost, stack->front(), rows, distinct, used);
-    if (shared.gate != nullptr)
-        for (const Weight* w : {shared.gate, shared.up, shared.down}) add_product(cost, *w, rows);
+    for (const Weight* w : {shared.gate, shared.up, shared.down, shared.share})
+        if (w != nullptr) add_product(cost, *w, rows);
     return cost;
 }
 

@@ -21,7 +21,7 @@ struct RoutedLayer {
     OpContext op{1, int64_t{64} << 20};
     RandomWeight host_router{{DType::bf16}, kExperts, kHidden, 24};
     std::vector<float> norm_weights = normals(kHidden, 25);
-    Weight o, router, shared_gate, shared_up, shared_down;
+    Weight o, router, shared_gate, shared_up, shared_down, share;
     std::vector<Weight> gate, down;
     ops::ExpertWeights experts;
     ops::MoeLayer next;
@@ -41,6 +41,10 @@ struct RoutedLayer {
                 .router = {&router, op.floats(normals(kExperts, 26, 0.1f)), 8, 2.5f, true},
                 .experts = &experts,
                 .shared = {&shared_gate, &shared_up, &shared_down}};
+        if (wide != 4096) return;
+        share = place_random(op, {DType::bf16}, 1, kHidden, 20);  // as Qwen3.5-35B-A3B
+        next.router = {.w = &router, .bias = {}, .top_k = 8, .softmax = true};
+        next.shared.share = &share;
     }
     /// y, the stream behind o, logits, experts, weights, the stream behind the layer; of rows of o's input.
     Results run(const std::vector<float>& rows, float stream, bool told) {
@@ -79,8 +83,13 @@ TEST(DecodeRouter, a_row_has_the_same_bits_wherever_its_router_runs) {
         DType type;
         int64_t wide;
     };
-    for (const auto& [type, wide] :
-         brief<Kind>({{DType::q4_k, 6144}, {DType::q8_0, 8192}, {DType::q4_k, 8192}, {DType::iq3_s, 6144}}, 2)) {
+    for (const auto& [type, wide] : brief<Kind>({{DType::q4_k, 6144},
+                                                 {DType::q8_0, 8192},
+                                                 {DType::q4_k, 4096},
+                                                 {DType::q4_k, 8192},
+                                                 {DType::iq3_s, 6144},
+                                                 {DType::q8_0, 4096}},
+                                                3)) {
         RoutedLayer layer(type, wide);
         const int64_t most = type == DType::q4_k && wide == 6144 ? fewer(256, 9) : 9;
         const std::vector<float> x = test::random_rows(most, wide, 31);

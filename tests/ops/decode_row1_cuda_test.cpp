@@ -50,7 +50,7 @@ TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
 
 TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
-    for (const int64_t cols : {6144, 8192})
+    for (const int64_t cols : brief<int64_t>({6144, 4096, 8192}, 1))
         for (const WeightKind& type :
              {WeightKind{DType::q4_k}, WeightKind{DType::q5_k}, WeightKind{DType::q6_k}, WeightKind{DType::q2_k},
               WeightKind{DType::q8_0}, WeightKind{DType::q4_0}, WeightKind{DType::iq4_nl}, WeightKind{DType::iq3_s},
@@ -112,7 +112,7 @@ struct SparseLayer {
     static constexpr int64_t kExperts = 256, kFf = 512, kDistinct = 16;
     OpContext op{1, int64_t{64} << 20};
     std::vector<Weight> gate, up, down;
-    Weight shared_gate, shared_up, shared_down, router;
+    Weight shared_gate, shared_up, shared_down, share, router;
     ops::Norm norm;
     std::span<const float> bias;
 
@@ -133,6 +133,7 @@ struct SparseLayer {
         shared_gate = place_random(op, types.shared_up, kFf, kLagunaHidden, 21);
         shared_up = place_random(op, types.shared_up, kFf, kLagunaHidden, 22);
         shared_down = place_random(op, types.shared_down, kLagunaHidden, kFf, 23);
+        share = place_random(op, {DType::bf16}, 1, kLagunaHidden, 20);
         router = place_random(op, {DType::bf16}, kExperts, kLagunaHidden, 24);
         norm = {op.floats(normals(kLagunaHidden, 25)), 1e-6f};
         bias = op.floats(normals(kExperts, 26, 0.1f));
@@ -142,6 +143,12 @@ struct SparseLayer {
         return ops::moe_add(op.ctx, x, norm, how, {gate, up, down},
                             shared ? ops::SharedExpert{&shared_gate, &shared_up, &shared_down} : ops::SharedExpert{});
     }
+    /// As Qwen3.5-35B-A3B has it: softmax, and a shared expert that counts in part.
+    ops::MoeResult add_softmax(Tensor& x, int64_t top_k) {
+        const ops::Router how{.w = &router, .bias = {}, .top_k = top_k, .softmax = true};
+        return ops::moe_add(op.ctx, x, norm, how, {gate, up, down}, in_part());
+    }
+    ops::SharedExpert in_part() const { return {&shared_gate, &shared_up, &shared_down, &share}; }
 };
 
 TEST(DecodeRow1, sparse_layers_have_the_bits_of_the_general_kernels) {
@@ -174,6 +181,55 @@ TEST(DecodeRow1, sparse_layers_have_the_bits_of_the_general_kernels) {
                                        values_of(t)};
                     });
             }
+    }
+}
+
+/// Of 1 row, 2 to 4, up to 8 and more, which are kernels of their own; and what follows from the logits is what the
+/// parts make of them.
+TEST(DecodeRow1, sparse_layers_with_softmax_and_a_share_have_the_bits_of_their_parts) {
+    RT_GPU_ONLY();
+    const int64_t sources = fewer(11, 2);
+    const std::vector<float> x = test::random_rows(sources, kLagunaHidden, 83);
+    const std::vector<LayerTypes> mixes = {LayerTypes(DType::q6_k),
+                                           {DType::q8_0, DType::q8_0},
+                                           {DType::q5_k, DType::q6_k},
+                                           LayerTypes(DType::q4_k),
+                                           {DType::iq3_s, DType::iq4_nl, DType::q5_k, DType::q5_k}};
+    for (const LayerTypes& types : brief<LayerTypes>(mixes, 2)) {
+        SparseLayer layer(types);
+        std::vector<Results> alone;
+        for (const int64_t n : brief<int64_t>({1, 2, 4, 6, 8, 9, 20, 70}, 1)) {
+            std::vector<float> picked;
+            const int64_t steps = n == 1 ? sources : 1;
+            for (int64_t step = 0; step < steps; ++step) {
+                const auto row_of = [&](int64_t i) { return n == 1 ? step : i * 5 % sources; };
+                picked.clear();
+                for (int64_t i = 0; i < n; ++i)
+                    picked.insert(picked.end(), x.begin() + row_of(i) * kLagunaHidden,
+                                  x.begin() + (row_of(i) + 1) * kLagunaHidden);
+                layer.op.poison();
+                Tensor t = layer.op.tensor(picked, {n, kLagunaHidden}),
+                       before = layer.op.tensor(picked, {n, kLagunaHidden});
+                const ops::MoeResult r = layer.add_softmax(t, fewer(8, 2));
+                const Results got = {values_of(r.logits), values_of(r.routing.weights), values_of(r.y), values_of(t)};
+                if (n == 1) alone.push_back(got);
+                const std::string what = fmt::format("up {}, down {}, {} rows", types.up.name(), types.down.name(), n);
+                const ops::Routing routing = ops::route_softmax(layer.op.ctx, r.logits, fewer(8, 2));
+                EXPECT_EQ(values_of<int32_t>(r.routing.experts), values_of<int32_t>(routing.experts)) << what;
+                expect_same_bits(got[1], values_of(routing.weights), (what + ": weights").c_str());
+                const Tensor h = ops::rms_norm(layer.op.ctx, before, layer.norm.weight, layer.norm.eps);
+                const Tensor y =
+                    ops::moe_swiglu(layer.op.ctx, h, routing, {layer.gate, layer.up, layer.down}, layer.in_part());
+                expect_same_bits(got[2], values_of(y), (what + ": y").c_str());
+                for (int64_t i = 0; n > 1 && i < n; ++i)
+                    for (size_t k = 0; k < got.size(); ++k) {
+                        const std::vector<float>& one = alone[static_cast<size_t>(row_of(i))][k];
+                        const auto first = got[k].begin() + i * std::ssize(one);
+                        expect_same_bits(one, std::vector<float>(first, first + std::ssize(one)),
+                                         fmt::format("{}, row {}, result {}", what, i, k).c_str());
+                    }
+            }
+        }
     }
 }
 

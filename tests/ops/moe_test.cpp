@@ -431,6 +431,71 @@ TEST(MoeAdd, equals_norm_router_experts_and_add) {
             }
 }
 
+/// Qwen3.5's layers: experts by softmax, a shared expert that counts the sigmoid of its own logit. A GPU's prompts have
+/// that logit in f32, where matmul rounds to bf16: then the sum is bounded.
+TEST(MoeAdd, equals_its_parts_with_softmax_and_a_share_of_the_shared_expert) {
+    const SmallExperts experts({DType::q4_k}, {DType::q6_k}, 24, 256, 512);
+    const RandomWeight router({DType::f32}, 24, 256, 5), share({DType::bf16}, 1, 256, 6);
+    const std::vector<float> norm_weight = normals(256, 8, 0.1f);
+    for (const Family family : test_families())
+        for (const int64_t width : {512, 768})
+            for (const int64_t n : fewer<std::vector<int64_t>>({1, 2, 3, 9, 40, 256, 300}, {1, 18})) {
+                if (brief_counts() && n > 1 && width != 512) continue;
+                OpContext op(3);
+                op.ctx.family = family;
+                if (n > most_rows(op.ctx)) continue;
+                const ops::ExpertWeights weights = experts.placed(op);
+                const Shared owned(op, width);
+                const Weight w = op.weight(router.w), share_w = op.weight(share.w);
+                ops::SharedExpert shared = owned.pointers();
+                shared.share = &share_w;
+                const ops::Router how{.w = &w, .bias = {}, .top_k = fewer(8, 3), .softmax = true};
+                const ops::Norm norm{op.floats(norm_weight), 1e-6f};
+                const std::vector<float> values = test::random_rows(n, 256, 9);
+                Tensor x = op.tensor(values, {n, 256}), expected = op.tensor(values, {n, 256});
+                const ops::MoeResult result = ops::moe_add(op.ctx, x, norm, how, weights, shared);
+
+                const Tensor h = ops::rms_norm(op.ctx, expected, norm.weight, norm.eps);
+                const bool own_logits = family == Family::prefill;
+                const Tensor logits = own_logits ? result.logits : ops::matmul(op.ctx, w, h);
+                const ops::Routing r = ops::route_softmax(op.ctx, logits, how.top_k);
+                const std::string what = fmt::format("{}, width {}, {} rows", family_name(family), width, n);
+                if (own_logits) expect_f32_logits(result.logits, router, h, what + ": logits");
+                else expect_same_bits(values_of(result.logits), values_of(logits), (what + ": logits").c_str());
+                EXPECT_EQ(values_of<int32_t>(result.routing.experts), values_of<int32_t>(r.experts)) << what;
+                expect_same_bits(values_of(result.routing.weights), values_of(r.weights), (what + ": weights").c_str());
+                if (test_gpu() == nullptr || family != Family::prefill) {
+                    const Tensor y = ops::moe_swiglu(op.ctx, h, r, weights, shared);
+                    ops::add(op.ctx, expected, y);
+                    expect_same_bits(values_of(result.y), values_of(y), (what + ": y").c_str());
+                    expect_same_bits(values_of(x), values_of(expected), (what + ": x").c_str());
+                    continue;
+                }
+                const std::vector<float> sum = values_of(ops::moe_swiglu(op.ctx, h, r, weights)), rows = values_of(h);
+                std::vector<float> ffn = values_of(ops::swiglu_ffn(op.ctx, h, *shared.gate, *shared.up, *shared.down));
+                if (width == 512) ffn = test::rounded(ffn);
+                const std::vector<float> y = values_of(result.y), gate = share.dequantized();
+                BoundCheck check;
+                for (int64_t i = 0; i < n; ++i) {
+                    double logit = 0, magnitude = 0;
+                    for (int64_t c = 0; c < 256; ++c) {
+                        const double product =
+                            double{gate[static_cast<size_t>(c)]} * rows[static_cast<size_t>(i * 256 + c)];
+                        logit += product;
+                        magnitude += std::abs(product);
+                    }
+                    const double part = 1 / (1 + std::exp(-logit));
+                    for (int64_t c = 0; c < 256; ++c) {
+                        const auto at = static_cast<size_t>(i * 256 + c);
+                        const double term = part * ffn[at];
+                        check.add(y[at], sum[at] + term,
+                                  kUnitF32 * ((256 * magnitude + 8) * std::abs(term) + 2 * std::abs(sum[at] + term)));
+                    }
+                }
+                EXPECT_LE(check.worst(), 1.0) << what;
+            }
+}
+
 // silu(g) * u of 1e5 * 1e5 is far outside f16, as in late layers of real models.
 TEST(MoeSwiglu, the_intermediate_may_leave_the_range_of_f16) {
     const SmallExperts experts({DType::q8_0}, {DType::q8_0}, 2, 64, 64);

@@ -243,8 +243,10 @@ struct SmallSparseLayer {
     ops::ExpertWeights placed;
     RandomWeight router{{DType::f32}, kExperts, kHidden, 91};
     std::vector<RandomWeight> shared;
-    Weight placed_router, placed_shared[3];
+    RandomWeight share{{DType::bf16}, 1, kHidden, 90};
+    Weight placed_router, placed_shared[3], placed_share;
     std::span<const float> norm;
+    bool softmax = false;  // and the shared expert counts in part
 
     /// Types of gate and up, of down, and of the shared expert's down.
     explicit SmallSparseLayer(OpContext& op, DType first = DType::q8_0, DType down = DType::q8_0,
@@ -259,21 +261,24 @@ struct SmallSparseLayer {
         for (size_t i = 0; i < owned.size(); ++i) all[i % 3].push_back(owned[i].w);
         placed = {op.experts(all[0]), op.experts(all[1]), op.experts(all[2])};
         placed_router = op.weight(router.w);
+        placed_share = op.weight(share.w);
         for (size_t i = 0; i < 3; ++i) placed_shared[i] = op.weight(shared[i].w);
         norm = op.floats(normals(kHidden, 95));
     }
     ops::MoeResult operator()(OpContext& op, Tensor& x) const {
-        return ops::moe_add(op.ctx, x, {norm, 1e-6f}, {&placed_router, {}, kTopK, 2.5f, true}, placed,
-                            {&placed_shared[0], &placed_shared[1], &placed_shared[2]});
+        return ops::moe_add(
+            op.ctx, x, {norm, 1e-6f}, {&placed_router, {}, kTopK, softmax ? 1.0f : 2.5f, true, softmax}, placed,
+            {&placed_shared[0], &placed_shared[1], &placed_shared[2], softmax ? &placed_share : nullptr});
     }
 };
 
-void expect_chunks_do_not_matter(DType first, DType down, DType shared_down) {
+void expect_chunks_do_not_matter(DType first, DType down, DType shared_down, bool softmax = false) {
     const int64_t n = fewer(700, 100);
     const std::vector<float> values = test::random_rows(n, SmallSparseLayer::kHidden, 96);
     OpContext op(1, int64_t{64} << 20);
     op.ctx.family = Family::prefill;
-    const SmallSparseLayer layer(op, first, down, shared_down);
+    SmallSparseLayer layer(op, first, down, shared_down);
+    layer.softmax = softmax;
     Tensor x = op.tensor(values, {n, SmallSparseLayer::kHidden});
     const std::vector<float> y = values_of(layer(op, x).y), after = values_of(x);
     for (const int64_t chunk : fewer<std::vector<int64_t>>({1, 7, 64, 129, 500}, {1, 64}))
@@ -295,6 +300,8 @@ TEST(PrefillMoe, chunks_do_not_change_a_bit) {
     expect_chunks_do_not_matter(DType::q8_0, DType::q8_0, DType::q8_0);
     expect_chunks_do_not_matter(DType::q4_k, DType::q6_k, DType::q6_k);
     expect_chunks_do_not_matter(DType::q5_k, DType::q4_k, DType::q8_0);  // the shared expert by itself
+    expect_chunks_do_not_matter(DType::q4_k, DType::q6_k, DType::q6_k, true);
+    expect_chunks_do_not_matter(DType::q5_k, DType::q4_k, DType::q8_0, true);
 }
 
 TEST(PrefillMoe, a_graph_gives_the_same_bits) {

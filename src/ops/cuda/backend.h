@@ -38,11 +38,10 @@ void mul_sigmoid(Context& ctx, Tensor& o, const Tensor& g, int64_t heads);
 HeadsAndGates split_gates(Context& ctx, const Tensor& x, int64_t heads);
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize);
-// The same into tensors that are there: [n, top_k] each.
-Routing alloc_routing(Context& ctx, int64_t n, int64_t top_k);
-void route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, float scale, bool normalize,
-                   const Routing& to);
 Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k);
+// What the router says, into tensors that are there: [n, top_k] each. Its weights are not read.
+Routing alloc_routing(Context& ctx, int64_t n, int64_t top_k);
+void route(Context& ctx, const Tensor& logits, const Router& router, const Routing& to);
 // strict: most_likely of topk.h.
 Tensor argmax(Context& ctx, const Tensor& x, bool strict);
 TopK top_k(Context& ctx, const Tensor& x, int64_t k);

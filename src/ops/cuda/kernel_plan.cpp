@@ -99,7 +99,8 @@ struct PlacedLayer {
              .experts = &experts,
              .chip = step.chip};
         if (shared.gate != nullptr)
-            c.shared = {memory.one(*shared.gate), memory.one(*shared.up), memory.one(*shared.down)};
+            c.shared = {memory.one(*shared.gate), memory.one(*shared.up), memory.one(*shared.down),
+                        shared.share == nullptr ? nullptr : memory.one(*shared.share)};
     }
     PlacedLayer(const PlacedLayer&) = delete;
     PlacedLayer& operator=(const PlacedLayer&) = delete;
@@ -123,12 +124,11 @@ void plan_products(const OpCost& op, const PlannedStep& step, Kernels& to) {
     to.add(product_before(placed[0], next.c, step));
 }
 
-void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
-    PlacedWeights memory;
-    const Weight* const both[] = {memory.one(*op.weights[0]), memory.one(*op.weights[1])};
-    const Weight* const down[] = {memory.one(*op.weights[2])};
-    const bool added = op.name == "swiglu_ffn_add";
-    const cuda::linear::Case up = product_of(step, both, added ? ActKind::norm : ActKind::plain);
+/// A dense layer. added: to the residual stream.
+void add_swiglu(const Weight* gate, const Weight* up_weight, const Weight* down_weight, ActKind x, bool added,
+                const PlannedStep& step, Kernels& to) {
+    const Weight *const both[] = {gate, up_weight}, *const down[] = {down_weight};
+    const cuda::linear::Case up = product_of(step, both, x);
     const cuda::linear::Choice pair = up.family == Family::prefill ? cuda::linear::Choice{} : choose_pair(up, *down[0]);
     if (pair.empty()) {
         to.add(choose(up));
@@ -145,6 +145,13 @@ void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
     to.add(choose(last));
 }
 
+void plan_swiglu(const OpCost& op, const PlannedStep& step, Kernels& to) {
+    PlacedWeights memory;
+    const auto weight = [&](size_t i) { return memory.one(*op.weights[i]); };
+    const bool added = op.name == "swiglu_ffn_add";
+    add_swiglu(weight(0), weight(1), weight(2), added ? ActKind::norm : ActKind::plain, added, step, to);
+}
+
 void plan_experts(const OpCost& op, const PlannedStep& step, Kernels& to) {
     PlacedLayer layer(*op.router, *op.experts, *op.shared, step);
     if (op.product != nullptr)
@@ -153,6 +160,12 @@ void plan_experts(const OpCost& op, const PlannedStep& step, Kernels& to) {
     const cuda::moe::Choice choice = choose(layer.c);
     if (choice.router != cuda::moe::Router::words && choice.router != cuda::moe::Router::none)
         to.add(cuda::moe::router_name(choice.router), cuda::moe::router_file(choice.router));
+    const SharedExpert& shared = layer.c.shared;
+    const bool decode = layer.c.family != Family::prefill;
+    const ActKind x = layer.c.normed ? ActKind::norm : ActKind::plain;
+    if (decode && shared.share != nullptr && choice.up != cuda::moe::Experts::row1_sm90)
+        to.add(choose(product_of(step, {&shared.share, 1}, x)));
+    if (decode && choice.separate) add_swiglu(shared.gate, shared.up, shared.down, x, false, step, to);
     for (const cuda::moe::Experts which : {choice.up, choice.down})
         to.add(cuda::moe::experts_name(which), cuda::moe::experts_file(which));
 }

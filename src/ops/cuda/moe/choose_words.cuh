@@ -18,22 +18,16 @@ struct WordChoice {
     const float* norm = nullptr;
     float eps = 0;
     RouterWords* words = nullptr;
-    float* logits = nullptr;  // [kRow1Experts], by CTA 0
+    float* logits = nullptr;      // [kRow1Experts], by CTA 0
+    const char* share = nullptr;  // bf16 [kRow1Hidden]: the shared expert's, or null; its logit by the last CTA
+    float* share_logit = nullptr;
 };
 
 struct WordRoute : Row1Route {
     float partial[kWarps];
     float s[kRow1Experts];  // scores
+    float chains[kThreads / 2];
 };
-
-/// The weight of rank t, by the first top_k threads, when the experts are chosen.
-__device__ __forceinline__ float words_weight(const RouteArgs& a, const WordRoute& m) {
-    float weight = m.s[m.chosen[threadIdx.x]], sum = 0.0f;
-#pragma unroll 1
-    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
-    if (a.normalize) weight = __fdiv_rn(weight, sum);
-    return __fmul_rn(weight, a.scale);
-}
 
 /// What a thread of 512 asks for above pdl_wait(): the lower half of them chooses, the upper normalises.
 struct WordEarly {
@@ -61,7 +55,7 @@ __device__ __forceinline__ void words_choose(const RouteArgs& route, const WordC
     read.ask(*c.words, 0, t);
     const uint64_t word = read.word();
     let_normers_go();
-    const float logit = logit_of(word, read.scale(c.eps)), s = sigmoid(logit);
+    const float logit = logit_of(word, read.scale(c.eps)), s = route_score(route.softmax, logit);
     m.s[t] = s;
     row1_rank_own(route_key(route.bias == nullptr ? s : __fadd_rn(s, bias)), m);
     choosers_meet();
@@ -74,7 +68,30 @@ __device__ __forceinline__ void words_choose(const RouteArgs& route, const WordC
     c.logits[t] = logit;
     if (t >= route.top_k) return;
     route.chosen[t] = m.chosen[t];
-    route.weights[t] = words_weight(route, m);
+    route.weights[t] = route_weight(route, t, [&](int k) { return m.s[m.chosen[k]]; });
+}
+
+/// The logit of the shared expert's share, of the normalised columns 8 u .. 8 u + 7 that thread u of the upper half
+/// has: the bits of matmul, of whose four sums each goes through two eighths of the row.
+__device__ __forceinline__ void share_logit(const WordChoice& c, const float (&x)[8], int u, WordRoute& m) {
+    const uint4 raw = load_weights_once(c.share + 16 * u);
+    const uint32_t w[4] = {raw.x, raw.y, raw.z, raw.w};
+    const auto chain = [&](float sum) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            sum =
+                fma4(decode4(DType::bf16, w, i), make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]), sum);
+        return sum;
+    };
+    constexpr int kHalf = kThreads / 2;
+    if (u < kHalf) m.chains[u] = chain(0.0f);
+    normers_meet();
+    if (u >= kHalf) {
+        const float sum = warp_sum(chain(m.chains[u - kHalf]));
+        if (u % 32 == 0) m.partial[(u - kHalf) / 32] = sum;
+    }
+    normers_meet();
+    if (u == 0) *c.share_logit = (m.partial[0] + m.partial[1]) + (m.partial[2] + m.partial[3]);
 }
 
 /// The upper half: the row, normalised and as `layout` says. It asks for x behind the words, which are waited for.
@@ -91,6 +108,7 @@ __device__ __forceinline__ void words_norm(const WordChoice& c, const float (&no
 #pragma unroll
     for (int k = 0; k < 8; ++k) x[k] = rms_value(x[k], scale, norm[k]);
     put8(layout, staged, u, x);
+    if (c.share != nullptr && blockIdx.x == gridDim.x - 1) share_logit(c, x, u, m);
 }
 
 /// Behind pdl_wait(), by all of a CTA of 512 threads: the experts to m.chosen; the next kernel may start; chosen() by

@@ -326,13 +326,7 @@ void float_moe(Context& ctx, bool keyed, const ActSource& x, int64_t cols, const
     ExpertKernels k = expert_kernels(*ctx.gpu, layer, keyed ? staged : x, cols, 1);
     const Weight* const w = router.w;
     if (!keyed) float_multiply(ctx, x, cols, 1, {&w, 1}, {&result.logits, 1}, nullptr);
-    k.up.route = {router.bias.empty() ? nullptr : router.bias.data(),
-                  static_cast<int32_t>(w->rows),
-                  layer.top_k,
-                  router.scale,
-                  router.normalize,
-                  result.routing.experts.row<int32_t>(0),
-                  result.routing.weights.row(0)};
+    k.up.route = route_args(router, result.routing);
     const ArenaScope scope(*ctx.arena);
     if (keyed) {
         constexpr int64_t kScores = kRow1Experts * 4;

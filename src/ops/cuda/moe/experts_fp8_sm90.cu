@@ -36,7 +36,7 @@ Fp8Slots alloc_fp8_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
 }
 
 void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, const ExpertWeights& w,
-                 const SharedExpert& shared, const Tensor& y, Tensor* x) {
+                 const SharedExpert& shared, const float* share, const Tensor& y, Tensor* x) {
     const int64_t n = y.rows(), d = y.shape[1], ff = w.gate[0].rows, sorted_rows = n * routing.top_k;
     const bool has_shared = shared.gate != nullptr;
     const auto experts = static_cast<int>(w.gate.size());
@@ -67,7 +67,8 @@ void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, co
     problem.matrices = 1;
     problem.k = static_cast<int>(ff);
     gemm_fp8(*ctx.gpu, problem, OutBf16{slots.results, d});
-    const ExpertResults results = {slots.results, d, has_shared ? slots.results + sorted_rows * d : nullptr};
+    const ExpertResults results = {slots.results, d, has_shared ? slots.results + sorted_rows * d : nullptr, nullptr,
+                                   share};
     combine(*ctx.gpu, results, sorted.slot_of, routing, y, x);
 }
 

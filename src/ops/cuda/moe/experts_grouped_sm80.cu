@@ -302,6 +302,7 @@ __global__ void __launch_bounds__(kCtaThreads, 2) experts_grouped_down_kernel(co
 struct CombineArgs {
     const float* terms;  // [n, slots, rows]
     const float* extra;  // [n, rows] or null: added to y
+    const float* share;  // [n] or null: the last slot counts its sigmoid
     float* y;            // [n, rows]
     float* residual;     // [n, rows] or null: += y
     int32_t slots, rows;
@@ -320,8 +321,15 @@ __global__ void __launch_bounds__(kThreads) experts_grouped_combine_kernel(const
     };
     const float* terms = a.terms + row * a.slots * a.rows + o;
     float4 y = load(terms);
+    const int whole = a.slots - (a.share != nullptr ? 1 : 0);
 #pragma unroll 8
-    for (int slot = 1; slot < a.slots; ++slot) y = add(y, load(terms + static_cast<int64_t>(slot) * a.rows));
+    for (int slot = 1; slot < whole; ++slot) y = add(y, load(terms + static_cast<int64_t>(slot) * a.rows));
+    if (a.share != nullptr) {
+        const float by = sigmoid(a.share[row]);
+        const float4 term = load(terms + static_cast<int64_t>(whole) * a.rows);
+        y = add(
+            y, make_float4(__fmul_rn(term.x, by), __fmul_rn(term.y, by), __fmul_rn(term.z, by), __fmul_rn(term.w, by)));
+    }
     if (a.extra != nullptr) y = add(y, load(a.extra + at));
     *reinterpret_cast<float4*>(a.y + at) = y;
     if (a.residual != nullptr) *reinterpret_cast<float4*>(a.residual + at) = add(load(a.residual + at), y);
@@ -334,7 +342,7 @@ ExpertPlanes expert_planes(const Matrix& routed, const Matrix& shared) {
 }  // namespace
 
 void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t n, const Routing& routing, Tensor& y,
-                   Tensor* residual, const Tensor* extra, const ChooseHere& choose) {
+                   Tensor* residual, const Tensor& extra, const Tensor& share, const ChooseHere& choose) {
     const Gpu& gpu = *ctx.gpu;
     const Matrix &gate = layer.gate, &down = layer.down;
     RT_ASSERT(x.kind == ActKind::staged);
@@ -377,7 +385,8 @@ void group_experts(Context& ctx, const Layer& layer, const ActSource& x, int64_t
 
     CombineArgs c = {};
     c.terms = d.terms;
-    c.extra = extra == nullptr ? nullptr : extra->row(0);
+    c.extra = extra.data == nullptr ? nullptr : extra.row(0);
+    c.share = share.data == nullptr ? nullptr : share.row(0);
     c.y = y.row(0);
     c.residual = residual == nullptr ? nullptr : residual->row(0);
     c.slots = d.g.slots;

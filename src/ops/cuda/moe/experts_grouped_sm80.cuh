@@ -113,14 +113,10 @@ __device__ __forceinline__ void write_routing(const GroupArgs& a, const Groups& 
     const bool mine = row < a.n && k < a.top_k;
     const int at = mine ? row * a.top_k + k : first * a.top_k, e = g.ids[at];
     const int64_t of = static_cast<int64_t>(mine ? row : first) * a.route.experts;
-    const float s = sigmoid(load_shared_f32(a.logits + of + e));
-    float sum = 0.0f, weight = s;
-#pragma unroll 1
-    for (int i = 0; i < a.top_k; ++i) sum = __fadd_rn(sum, __shfl_sync(~0u, s, i, 8));
-    if (a.route.normalize) weight = __fdiv_rn(weight, sum);
+    const float weight = route_weights<8>(a.route, route_score(a.route.softmax, load_shared_f32(a.logits + of + e)));
     if (!mine) return;
     a.route.chosen[at] = e;
-    a.route.weights[at] = __fmul_rn(weight, a.route.scale);
+    a.route.weights[at] = weight;
 }
 
 /// How many groups there are; the whole CTA, all threads of which see the lists afterwards. totals: kWarps integers.

@@ -42,6 +42,7 @@ constexpr int kExperts = kRow1Experts, kHidden = kRow1Hidden, kFf = 512, kMostCh
 struct Row1Middle {
     alignas(16) char act[staged_bytes(kSlots * kFf)];  // silu(gate) * up, staged: rank r at columns kFf r ..
     alignas(16) float shared[kFf];                     // of the shared expert, whose staged part nobody writes
+    float share;                                       // its logit
 };
 
 // ---- Gate and up.
@@ -148,6 +149,7 @@ struct Row1DownArgs {
     RouterWords* words;  // read by gate and up, but for the ids
     const float* weights;
     int32_t top_k;
+    bool share;  // the shared expert counts the sigmoid of its logit
     const Row1Middle* middle;
     int32_t rows;
     float* y;
@@ -222,7 +224,8 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_row1_down_kernel(cons
         for (int b = 0; b < kPasses; ++b) by[b] = rows_of(kFormat, min(2 * b + half, slots - 1)).scales(at_row, at);
     }
     pdl_wait();
-    const float weight = lane < a.top_k ? a.weights[lane] : 0.0f;
+    float weight = lane < a.top_k ? a.weights[lane] : 1.0f;
+    if (a.share && lane == a.top_k) weight = sigmoid(load_shared_f32(&a.middle->share));
     if (stages)
         *reinterpret_cast<float4*>(staged + 16 * threadIdx.x) =
             load_shared_f32x4(reinterpret_cast<const float*>(a.middle->act) + 4 * threadIdx.x);
@@ -255,8 +258,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_row1_down_kernel(cons
             });
     row1_reduce<kPasses, 16>(acc, lane, [&](int b, float sum) { terms[warp][2 * b + half] = sum; });
     __syncwarp();
-    float term = lane < slots ? terms[warp][lane] : 0.0f;
-    if (lane < a.top_k) term = __fmul_rn(weight, term);
+    const float term = lane < slots ? __fmul_rn(weight, terms[warp][lane]) : 0.0f;
     float y = __shfl_sync(~0u, term, 0);
 #pragma unroll
     for (int slot = 1; slot < kSlots; ++slot) {
@@ -281,19 +283,17 @@ void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router&
                           pair_bytes(plane_bytes(shared_format), kSharedPairs));
     const ArenaScope scope(*ctx.arena);
     auto* middle = static_cast<Row1Middle*>(ctx.arena->allocate(sizeof(Row1Middle)));
-    const WordChoice choice{x.row(0), norm.weight.data(), norm.eps, router_words(*ctx.gpu), result.logits.row(0)};
+    WordChoice choice{x.row(0), norm.weight.data(), norm.eps, router_words(*ctx.gpu), result.logits.row(0)};
+    if (shared.share != nullptr) {
+        choice.share = static_cast<const char*>(shared.share->data);
+        choice.share_logit = &middle->share;
+    }
     if (!summed) launch_router_words(ctx, *router.w, choice);
 
     Row1GateUpArgs a = {};
     for (size_t i = 0; i < 4; ++i) a.m[i] = row_planes(*ups[i]);
     a.stride = stride;
-    a.route = {router.bias.empty() ? nullptr : router.bias.data(),
-               kExperts,
-               static_cast<int32_t>(router.top_k),
-               router.scale,
-               router.normalize,
-               result.routing.experts.row<int32_t>(0),
-               result.routing.weights.row(0)};
+    a.route = route_args(router, result.routing);
     a.choice = choice;
     a.middle = middle;
     const bool q4 = ups_format == RowFormat::q4_k && shared_format == RowFormat::q4_k;
@@ -309,6 +309,7 @@ void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router&
     d.words = choice.words;
     d.weights = a.route.weights;
     d.top_k = a.route.top_k;
+    d.share = shared.share != nullptr;
     d.middle = middle;
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);

@@ -264,7 +264,7 @@ template <class Formats, int Outputs, int S>
 __global__ void __launch_bounds__(kRow1Threads, 2) experts_rows8_down_kernel(const __grid_constant__ Rows8DownArgs a) {
     extern __shared__ uint4 dynamic[];
     __shared__ Rows8Group list[kMostGroups];
-    __shared__ float weights[kMostRows * kRowSlots];
+    __shared__ float weights[kMostRows * kRowSlots], shares[kMostRows];  // of the shared expert
     constexpr int kRowBytes = Formats::kHalves ? kFfBytes : kFfBytes - 4 * kTiles, kParts = kOutputs / Outputs;
     const int task_bytes = Formats::kAhead ? Outputs * (kFf / 256) * plane_bytes(Formats::kFormat).all() : a.task_bytes;
     constexpr uint32_t kSharedOnes = 0xFFFF;
@@ -309,6 +309,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_rows8_down_kernel(con
 #pragma unroll 1
     for (int i = t; i < n * kRowSlots * (kRowBytes / 16); i += kRow1Threads)
         copy_async16(staged + 16 * i, a.middle.act + i / (kRowBytes / 16) * kFfBytes + i % (kRowBytes / 16) * 16);
+    if (t < n) shares[t] = a.f.share_logits == nullptr ? 1.0f : sigmoid(load_shared_f32(a.f.share_logits + t));
     if (t < n * kRowSlots && t % kRowSlots < a.f.route.top_k)
         weights[t] = load_shared_f32(a.f.route.weights + t / kRowSlots * a.f.route.top_k + t % kRowSlots);
     if (a.f.shared != 0) {
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_rows8_down_kernel(con
             if (lane % (two ? kLanes / 2 : kLanes) != 0) continue;
             const int term =
                 routed ? place / kRowSlots * kMostSlots + place % kRowSlots : place * kMostSlots + kRowSlots;
-            terms[term * kOutputs + o] = routed ? __fmul_rn(weights[place], sum) : sum;
+            terms[term * kOutputs + o] = __fmul_rn(routed ? weights[place] : shares[place], sum);
         }
         __syncwarp();
         fetch_task(k + S);
@@ -374,7 +375,7 @@ auto down_kernel(int64_t tasks) {
 }  // namespace
 
 void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExpert& shared, const ActSource& x,
-                   int64_t n, const ChooseHere& choose, Tensor& y, Tensor* residual) {
+                   int64_t n, const ChooseHere& choose, const float* share_logits, Tensor& y, Tensor* residual) {
     const bool words = choose.words != nullptr;
     RT_ASSERT(words ? x.kind == ActKind::norm && x.stride == kHidden * int64_t{sizeof(float)} && n <= kMostWordRows
                     : x.kind == ActKind::staged && x.stride == kHiddenBytes && n <= SparseShape512::kRows8);
@@ -390,6 +391,7 @@ void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExper
     a.f.route = *choose.route;
     a.f.n = static_cast<int32_t>(n);
     a.f.shared = with_shared ? 1 : 0;
+    a.f.share_logits = share_logits;
     a.gate = row_planes(weights.gate[0]);
     a.up = row_planes(weights.up[0]);
     a.stride = planes_stride(weights.gate);

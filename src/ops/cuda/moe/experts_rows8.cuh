@@ -21,7 +21,8 @@ struct Rows8Args {
     uint64_t* listed;    // [n * kRowSlots], all ones until gate and up list the groups
     RouteArgs route;
     int32_t n;
-    int32_t shared;  // whether there is a shared expert: then it is the last slot of a row
+    int32_t shared;             // whether there is a shared expert: then it is the last slot of a row
+    const float* share_logits;  // [n]: it counts their sigmoid; null: whole
 };
 
 /// Up to kMembers rows that chose an expert: 8 * row + rank, a byte each.
@@ -93,12 +94,8 @@ __device__ __forceinline__ int rows8_list(const Rows8Args& a, Rows8Groups& g, in
 
 /// The weight of the expert of rank `lane` of a row. By a warp.
 __device__ __forceinline__ float rows8_weight(const Rows8Args& a, int row, int e, int lane) {
-    const float s = sigmoid(load_shared_f32(a.logits + row * a.route.experts + (lane < a.route.top_k ? e : 0)));
-    float sum = 0.0f, weight = s;
-#pragma unroll 1
-    for (int k = 0; k < a.route.top_k; ++k) sum = __fadd_rn(sum, __shfl_sync(~0u, s, k));
-    if (a.route.normalize) weight = __fdiv_rn(weight, sum);
-    return __fmul_rn(weight, a.route.scale);
+    const float logit = load_shared_f32(a.logits + row * a.route.experts + (lane < a.route.top_k ? e : 0));
+    return route_weights<32>(a.route, route_score(a.route.softmax, logit));
 }
 
 /// A group that the next kernel, which may have started already, asks for with await_group(); 0: no more.
@@ -178,7 +175,7 @@ struct Rows8Words {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             if (row(i) >= n) break;
-            const float logit = logit_of(read[i].word(), read[i].scale(eps)), s = sigmoid(logit);
+            const float logit = logit_of(read[i].word(), read[i].scale(eps)), s = route_score(a.route.softmax, logit);
             keys[row(i) * kExperts + u] = route_key(a.route.bias == nullptr ? s : __fadd_rn(s, bias));
             if (static_cast<int>(blockIdx.x) == row(i)) a.logits[row(i) * kExperts + u] = logit;
         }

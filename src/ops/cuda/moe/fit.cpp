@@ -29,7 +29,7 @@ TilePlan group_plan(const Chip& chip, int64_t lists, DType type) {
 
 std::optional<int64_t> fit_row1(const Chip& chip, RowFormat experts, RowFormat shared) {
     constexpr int64_t kPairs = 32, kSharedPairs = 4,
-                      kStatic = 8 << 10;  // pairs of a CTA; static, and what the chip keeps
+                      kStatic = 9 << 10;  // pairs of a CTA; static, and what the chip keeps
     const auto pair = [](RowFormat format) { return int64_t{2} * row_bytes(format, S512::kHidden); };
     const int64_t bytes = std::max<int64_t>(kRow1Large, kPairs * pair(experts) + kSharedPairs * pair(shared));
     if (chip.shared_bytes < bytes + kStatic) return {};

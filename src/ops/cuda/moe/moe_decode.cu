@@ -177,7 +177,8 @@ struct SparseShape {
     bool separate = false;  // the shared expert goes through kernels of its own
 };
 
-SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& shared, int64_t top_k, int64_t cols) {
+SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& shared, bool separate, int64_t top_k,
+                         int64_t cols) {
     RT_CHECK(!weights.gate.empty() && top_k <= kMostTopK,
              "{} of {} experts, but GPU kernels choose 1 to {} of 1 or more", top_k, weights.gate.size(), kMostTopK);
     const Weight &gate = weights.gate[0], &up = weights.up[0], &down = weights.down[0];
@@ -202,7 +203,7 @@ SparseShape sparse_shape(const ExpertWeights& weights, const SharedExpert& share
     s.layer.experts = static_cast<int32_t>(weights.gate.size());
     s.layout = act_layout(cols, is_planes(gate.dtype), !is_planes(gate.dtype));
     if (shared.gate == nullptr) return s;
-    s.separate = moe::shared_apart(weights, shared);
+    s.separate = separate;
     if (s.separate) return s;
     check_weight(*shared.gate, cols);
     check_weight(*shared.up, cols);
@@ -242,18 +243,25 @@ ActSource route_any(Context& ctx, const Weight& router, const ActSource& x, cons
     return staged;
 }
 
-/// y[n, d] of ops/moe.h; residual += y. x: the rows, normalised or to be; `prepared`: the same as staged rows, or x.
+/// Logits [n, 1] of the shared expert's share, or nothing where it is whole. x: the rows, normalised or to be.
+Tensor share_logits(Context& ctx, const ActSource& x, int64_t cols, int64_t n, const SharedExpert& shared) {
+    return shared.share == nullptr ? Tensor() : multiply(ctx, x, cols, n, {&shared.share, 1}, nullptr)[0];
+}
+
+/// y[n, d] of ops/moe.h; residual += y. x: the rows, normalised or to be; `prepared`: the same as staged rows, or x;
+/// share: of share_logits().
 void run_experts(Context& ctx, moe::Experts experts, const SparseShape& s, const ActSource& x,
                  const ActSource& prepared, int64_t cols, int64_t n, const Routing& routing, const SharedExpert& shared,
-                 Tensor& y, Tensor* residual) {
+                 const Tensor& share, Tensor& y, Tensor* residual) {
     Tensor extra;
     if (s.separate) {
         extra = ctx.alloc(DType::f32, {n, y.shape[1]});
         dense_swiglu(ctx, x, cols, n, *shared.gate, *shared.up, *shared.down, extra, nullptr);
+        if (share.data != nullptr) mul_sigmoid(ctx, extra, share, 1);
     }
-    const Tensor* const more = s.separate ? &extra : nullptr;
     if (experts == moe::Experts::grouped_sm80)
-        return group_experts(ctx, s.layer, prepared, n, routing, y, residual, more);
+        return group_experts(ctx, s.layer, prepared, n, routing, y, residual, extra, s.separate ? Tensor() : share);
+    const Tensor* const more = s.separate ? &extra : nullptr;
     if (experts == moe::Experts::float_experts)
         return float_experts(ctx, s.layer, prepared, cols, n, routing, y, residual, more);
     RT_ASSERT(experts == moe::Experts::any);
@@ -338,12 +346,6 @@ Tensor swiglu_ffn(Context& ctx, Tensor& x, const Norm& norm, const Weight& w_gat
 Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const ExpertWeights& weights,
                   const SharedExpert& shared) {
     const int64_t n = x.rows(), cols = x.shape[1];
-    const SparseShape s = sparse_shape(weights, shared, routing.top_k, cols);
-    Tensor y = ctx.alloc(DType::f32, {n, s.layer.down.rows});
-    if (n == 0) return y;
-    const ArenaScope scope(*ctx.arena);
-    const ActSource source = source_of(x, {}, true);
-    const ActSource prepared = n == 1 ? source : prepare_rows(ctx, source, s.layout, n);
     const moe::Choice choice = moe::choose({.family = ctx.family,
                                             .rows = n,
                                             .normed = false,
@@ -351,7 +353,13 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
                                             .experts = &weights,
                                             .shared = shared,
                                             .chip = chip_of(*ctx.gpu)});
-    run_experts(ctx, choice.up, s, source, prepared, cols, n, routing, shared, y, nullptr);
+    const SparseShape s = sparse_shape(weights, shared, choice.separate, routing.top_k, cols);
+    Tensor y = ctx.alloc(DType::f32, {n, s.layer.down.rows});
+    if (n == 0) return y;
+    const ArenaScope scope(*ctx.arena);
+    const ActSource source = source_of(x, {}, true);
+    const ActSource prepared = n == 1 ? source : prepare_rows(ctx, source, s.layout, n);
+    run_experts(ctx, choice.up, s, source, prepared, cols, n, routing, shared, {}, y, nullptr);
     return y;
 }
 
@@ -387,36 +395,24 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     RT_CHECK(num_experts <= kMostExperts, "{} experts, but GPU kernels choose from at most {}", num_experts,
              kMostExperts);
     check_weight(*router.w, cols);
-    const SparseShape s = sparse_shape(weights, shared, router.top_k, cols);
-    const ActSource source = source_of(x, norm, true);
-    MoeResult result;
-    result.y = ctx.alloc(DType::f32, {n, s.layer.down.rows});
-    const auto route_args = [&](const Routing& routing) {
-        return RouteArgs{router.bias.empty() ? nullptr : router.bias.data(),
-                         static_cast<int32_t>(num_experts),
-                         static_cast<int32_t>(router.top_k),
-                         router.scale,
-                         router.normalize,
-                         routing.experts.row<int32_t>(0),
-                         routing.weights.row(0)};
-    };
-    const auto empty_routing = [&] {
-        return Routing{router.top_k, ctx.alloc(DType::i32, {n, router.top_k}),
-                       ctx.alloc(DType::f32, {n, router.top_k})};
-    };
     moe::Case c = sparse_case(ctx, n, norm, router, weights, shared);
     c.words = x.routed.words;
     const moe::Choice choice = moe::choose(c);
     RT_ASSERT(!c.words || choice.router == moe::Router::words);
+    const SparseShape s = sparse_shape(weights, shared, choice.separate, router.top_k, cols);
+    const ActSource source = source_of(x, norm, true);
+    MoeResult result;
+    result.y = ctx.alloc(DType::f32, {n, s.layer.down.rows});
     if (choice.router == moe::Router::product || n == 0) {
         const Weight* const w = router.w;
         result.logits = multiply(ctx, source, cols, n, {&w, 1}, nullptr)[0];
-        result.routing =
-            cuda::route_sigmoid(ctx, result.logits, router.bias, router.top_k, router.scale, router.normalize);
+        result.routing = alloc_routing(ctx, n, router.top_k);
         if (n == 0) return result;
+        cuda::route(ctx, result.logits, router, result.routing);
         const ArenaScope scope(*ctx.arena);
         const ActSource prepared = prepare_rows(ctx, source, s.layout, n);
-        run_experts(ctx, choice.up, s, source, prepared, cols, n, result.routing, shared, result.y, &x);
+        const Tensor share = share_logits(ctx, source, cols, n, shared);
+        run_experts(ctx, choice.up, s, source, prepared, cols, n, result.routing, shared, share, result.y, &x);
         x.int8 = nullptr;
         return result;
     }
@@ -426,10 +422,12 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     result.logits = ctx.alloc(DType::f32, {n, num_experts});
     if (choice.router == moe::Router::rows)
         router_logits(ctx, *router.w, rows.rows + both.int8_bytes, rows.stride, n, result.logits.row(0));
-    result.routing = empty_routing();
+    result.routing = alloc_routing(ctx, n, router.top_k);
     x.int8 = nullptr;
     const ArenaScope scope(*ctx.arena);
-    const RouteArgs route = route_args(result.routing);
+    const RouteArgs route = route_args(router, result.routing);
+    Tensor share;  // experts_row1_sm90.cu has its own
+    if (choice.up != moe::Experts::row1_sm90) share = share_logits(ctx, source, cols, n, shared);
     switch (choice.router) {
         case moe::Router::rows_norm: {
             auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
@@ -437,10 +435,10 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
             auto* listed = static_cast<uint64_t*>(
                 ctx.arena->allocate((n + kEight - 1) / kEight * kMostRows8Groups * int64_t{sizeof(uint64_t)}));
             const ChooseHere choose{&route, result.logits.row(0), keys, listed};
-            rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, choice.words, result.logits.row(0),
-                                keys, listed);
+            rows = fused_router(ctx, *router.w, source, s.layout, n, route, choice.words, result.logits.row(0), keys,
+                                listed);
             if (choice.up != moe::Experts::rows8) {
-                group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, nullptr, choose);
+                group_experts(ctx, s.layer, rows, n, result.routing, result.y, &x, {}, share, choose);
                 return result;
             }
             for (int64_t first = 0; first < n; first += kEight) {
@@ -455,13 +453,13 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
                 experts_rows8(ctx, weights, shared, from, count,
                               {&some, result.logits.row(first), keys + first * num_experts,
                                listed + first / kEight * kMostRows8Groups},
-                              y, &residual);
+                              share.data == nullptr ? nullptr : share.row(first), y, &residual);
             }
             return result;
         }
         case moe::Router::words_rows:
-            rows = fused_router(ctx, *router.w, source, s.layout, n, route.bias, true, result.logits.row(0), nullptr,
-                                nullptr);
+            rows =
+                fused_router(ctx, *router.w, source, s.layout, n, route, true, result.logits.row(0), nullptr, nullptr);
             choose_experts(ctx, route, result.logits.row(0), n);
             break;
         case moe::Router::rows:
@@ -471,7 +469,8 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
             if (choice.up == moe::Experts::rows8) {
                 RouterWords* const words = router_words(*ctx.gpu);
                 experts_rows8(ctx, weights, shared, source, n,
-                              {&route, result.logits.row(0), nullptr, words->listed, words}, result.y, &x);
+                              {&route, result.logits.row(0), nullptr, words->listed, words},
+                              share.data == nullptr ? nullptr : share.row(0), result.y, &x);
                 return result;
             }
             [[fallthrough]];
@@ -486,7 +485,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
             RT_ASSERT(choice.router == moe::Router::any);
             rows = route_any(ctx, *router.w, source, s.layout, n, route, result.logits.row(0));
     }
-    run_experts(ctx, choice.up, s, source, rows, cols, n, result.routing, shared, result.y, &x);
+    run_experts(ctx, choice.up, s, source, rows, cols, n, result.routing, shared, share, result.y, &x);
     return result;
 }
 

@@ -166,9 +166,9 @@ Slots alloc_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d) {
     return {static_cast<uint16_t*>(ctx.arena->allocate(2 * (sorted + n) * k)), k, sorted};
 }
 
-/// y, x: as combine(). The bf16 rows of h are in slots.rows().
+/// y, x: as combine(). The bf16 rows of h are in slots.rows(). share: logits of the shared expert's, or null.
 void run_experts(Context& ctx, const moe::Choice& choice, const Slots& slots, const Routing& routing,
-                 const ExpertWeights& w, const SharedExpert& shared, const Tensor& y, Tensor* x) {
+                 const ExpertWeights& w, const SharedExpert& shared, const float* share, const Tensor& y, Tensor* x) {
     const int64_t n = y.rows(), ff = w.gate[0].rows;
     const bool has_shared = shared.gate != nullptr, joined = has_shared && shared.gate->rows == ff;
     const auto experts = static_cast<int>(w.gate.size());
@@ -176,6 +176,7 @@ void run_experts(Context& ctx, const moe::Choice& choice, const Slots& slots, co
     spread_rows(*ctx.gpu, slots.rows(), sorted.slot_of, n, routing.top_k, slots.k, slots.data);
 
     ExpertResults results = {slots.data, slots.k};
+    results.share = share;
     if (joined) {
         results.shared = slots.rows();
     } else if (has_shared) {
@@ -219,12 +220,12 @@ Tensor moe_swiglu(Context& ctx, const Tensor& x, const Routing& routing, const E
     if (choice.up == moe::Experts::fp8_sm90) {
         const Fp8Slots slots = alloc_fp8_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
         to_fp8(*ctx.gpu, x, nullptr, 0, slots.rows, nullptr);
-        fp8_experts(ctx, slots, routing, weights, shared, y, nullptr);
+        fp8_experts(ctx, slots, routing, weights, shared, nullptr, y, nullptr);
         return y;
     }
     const Slots slots = alloc_slots(ctx, x.rows(), routing.top_k, x.shape[1]);
     to_bf16(*ctx.gpu, x, nullptr, 0, slots.rows(), slots.k, nullptr);
-    run_experts(ctx, choice, slots, routing, weights, shared, y, nullptr);
+    run_experts(ctx, choice, slots, routing, weights, shared, nullptr, y, nullptr);
     return y;
 }
 
@@ -244,9 +245,11 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     if (n == 0) return result;
     const ArenaScope scope(*ctx.arena);
     float* h = result.y.row(0);  // until the sum comes there
+    float* const share = shared.share == nullptr ? nullptr : static_cast<float*>(ctx.arena->allocate(4 * n));
     const auto choose = [&]() -> const Routing& {
+        if (share != nullptr) share_logits(*ctx.gpu, *shared.share, h, n, share);
         router_logits(ctx, *router.w, h, n, result.logits);
-        route_sigmoid(ctx, result.logits, router.bias, router.scale, router.normalize, result.routing);
+        route(ctx, result.logits, router, result.routing);
         return result.routing;
     };
     x.int8 = nullptr;
@@ -260,11 +263,11 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     if (choice.up == moe::Experts::fp8_sm90) {
         const Fp8Slots slots = alloc_fp8_slots(ctx, n, router.top_k, d);
         to_fp8(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows, h);
-        fp8_experts(ctx, slots, choose(), weights, shared, result.y, &x);
+        fp8_experts(ctx, slots, choose(), weights, shared, share, result.y, &x);
     } else {
         const Slots slots = alloc_slots(ctx, n, router.top_k, d);
         to_bf16(*ctx.gpu, x, norm.weight.data(), norm.eps, slots.rows(), slots.k, h);
-        run_experts(ctx, choice, slots, choose(), weights, shared, result.y, &x);
+        run_experts(ctx, choice, slots, choose(), weights, shared, share, result.y, &x);
     }
     return result;
 }

@@ -32,15 +32,20 @@ SortedRouting sort_routing(Context& ctx, const Routing& routing, int64_t experts
 void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, int64_t n, int64_t top_k, int64_t k,
                  uint16_t* to);
 
+/// logits[r] = sum_c w[0, c] h[r, c] in f32, an order for all numbers of rows. w: [1, cols], columns in 16s; h: f32
+/// [n, cols], 16-byte aligned. Throws Error for other shapes. Cost: reads h.
+void share_logits(const Gpu& gpu, const Weight& w, const float* h, int64_t n, float* logits);
+
 /// The results of the experts: bf16 [slots, stride]; and of the shared one, if it has any: rows of the same, or f32.
 struct ExpertResults {
     const uint16_t* slots = nullptr;
     int64_t stride = 0;  // in eights
     const uint16_t* shared = nullptr;
     const float* shared_f32 = nullptr;  // [n, d]
+    const float* share = nullptr;       // [n]: the shared expert's count sigmoid of it; null: whole
 };
-/// y[r] = sum over i ascending of weights[r, i] * slots[slot_of[r, i]] (+ shared[r] if set), each product and each sum
-/// rounded; x += y if x is set. y, x: f32 [n, d].
+/// y[r] = sum over i ascending of weights[r, i] * slots[slot_of[r, i]] (+ shared[r] if set, times sigmoid(share[r])),
+/// each product and each sum rounded; x += y if x is set. y, x: f32 [n, d].
 void combine(const Gpu& gpu, const ExpertResults& results, const int32_t* slot_of, const Routing& routing,
              const Tensor& y, Tensor* x);
 

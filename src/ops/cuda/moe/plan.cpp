@@ -22,11 +22,13 @@ struct SparseLayer {
     const Case& c;
     const Weight &gate, &up, &down;  // of expert 0
     bool separate = false;           // the shared expert is of another shape or kind
+    bool share = false;              // it counts in part
     bool shared = false;             // it goes with the others
 
     explicit SparseLayer(const Case& of)
         : c(of), gate(of.experts->gate[0]), up(of.experts->up[0]), down(of.experts->down[0]) {
         separate = shared_apart(*of.experts, of.shared);
+        share = of.shared.share != nullptr;
         shared = of.shared.gate != nullptr && !separate;
     }
     int64_t experts() const { return std::ssize(c.experts->gate); }
@@ -61,6 +63,13 @@ bool row1_router(const SparseLayer& l) {
            w.scales == nullptr && w.scale == 1.0f && l.c.top_k <= S512::kTopK;
 }
 
+/// What choose_words.cuh multiplies itself: a shared expert's gate.
+bool row1_share(const SparseLayer& l) {
+    if (!l.share) return true;
+    const Weight& w = *l.c.shared.share;
+    return w.dtype == DType::bf16 && w.rows == 1 && w.cols == kWordCols && w.scales == nullptr && w.scale == 1.0f;
+}
+
 /// Planes of experts of 2,048 x 512 that kernels fetch as whole rows, each matrix in a format of its own; of Q4_K_M
 /// files also on chips without bulk copies.
 bool whole_rows(const SparseLayer& l, const LayerFormats& f) {
@@ -81,7 +90,7 @@ bool whole_rows(const SparseLayer& l, const LayerFormats& f) {
 
 /// The layers of experts_row1_sm90.cu: the logits of any number of rows are those of router_words.h.
 bool words_law(const SparseLayer& l) {
-    if (l.c.router == nullptr || l.c.shared.gate == nullptr || !l.c.normed || !row1_router(l) ||
+    if (l.c.router == nullptr || l.c.shared.gate == nullptr || !l.c.normed || !row1_router(l) || !row1_share(l) ||
         l.experts() != S512::kExperts || l.down.rows % kRow1Warps != 0)
         return false;
     const LayerFormats f = formats_of(*l.c.experts, l.c.shared);
@@ -106,18 +115,19 @@ bool grouped(const SparseLayer& l) {
            fit_groups(l.c.chip, l.c.rows, l.c.top_k, l.gate.dtype, l.down.dtype).has_value();
 }
 
-/// x: how gate and up get their rows.
+/// x: how gate and up get their rows. A shared expert that counts in part has launches of its own then.
 bool floats(const SparseLayer& l, ActKind x) {
+    const bool shared = l.shared && !l.share;
     const auto pair = [](const Weight& g, const Weight& u) {
         return linear::float_weight(g) && linear::alike(g, u) && g.rows % 2 == 0;
     };
     const SharedExpert& s = l.c.shared;
     const int outputs = float_down_outputs(l.down.dtype, l.down.cols);
-    return l.c.top_k + (l.shared ? 1 : 0) <= kFloatSlots && pair(l.gate, l.up) && linear::float_weight(l.down) &&
+    return l.c.top_k + (shared ? 1 : 0) <= kFloatSlots && pair(l.gate, l.up) && linear::float_weight(l.down) &&
            outputs > 0 &&
-           (!l.shared || (pair(*s.gate, *s.up) && s.gate->rows == l.gate.rows && linear::alike(l.down, *s.down))) &&
+           (!shared || (pair(*s.gate, *s.up) && s.gate->rows == l.gate.rows && linear::alike(l.down, *s.down))) &&
            fit_float_experts(l.c.chip, l.gate.cols, x, l.c.rows, l.c.top_k, l.gate.rows / 2,
-                             l.shared ? l.gate.rows / 2 : 0, l.down.cols, l.down.rows, outputs)
+                             shared ? l.gate.rows / 2 : 0, l.down.cols, l.down.rows, outputs)
                .has_value();
 }
 
@@ -147,11 +157,11 @@ bool rows_words(const SparseLayer& l) {
            formats_of(*l.c.experts, l.c.shared).q4_k_m();
 }
 bool row1_floats(const SparseLayer& l) {
-    return l.c.rows == 1 && float_router(l) && !l.separate && l.c.normed && row1_router(l) &&
+    return l.c.rows == 1 && float_router(l) && !l.separate && !l.share && l.c.normed && row1_router(l) &&
            floats(l, ActKind::staged);
 }
 bool product_floats(const SparseLayer& l) {
-    if (l.c.rows != 1 || !float_router(l) || l.separate || (l.c.normed && row1_router(l))) return false;
+    if (l.c.rows != 1 || !float_router(l) || l.separate || l.share || (l.c.normed && row1_router(l))) return false;
     const ActKind x = l.c.normed ? ActKind::norm : ActKind::plain;
     const Weight* const w = l.c.router;
     return floats(l, x) &&
@@ -231,7 +241,8 @@ Choice choose(const Case& c) {
     const RouterRow* const row =
         std::find_if(std::begin(kRouters), std::end(kRouters), [&](const RouterRow& r) { return r.when(l); });
     const Experts experts = row->experts ? *row->experts : experts_of(l);
-    return {row->router, experts, experts, l.separate, words_law(l)};
+    const bool apart = l.separate || (l.share && (experts == Experts::float_experts || experts == Experts::any));
+    return {row->router, experts, experts, apart, words_law(l)};
 }
 
 bool takes_words(Case c) {

@@ -32,7 +32,7 @@ enum class Router {
     rows_norm,       // router_rows.cu: rows of 2,048 columns, normalised there; who computes chooses
     words_rows,      // router_rows.cu: any rows of 2,048 columns, normalised there, choice behind
     rows,            // router_rows.cu, rows prepared before, choice behind
-    product,         // any product, then route_sigmoid
+    product,         // any product, then a choice of its own
     any,             // moe_decode.cu
     prefill_sm90,    // router_prefill_sm90.cu
     prefill_tensor,  // router_prefill.cu

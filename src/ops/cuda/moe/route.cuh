@@ -1,9 +1,10 @@
-// Choosing experts inside a kernel: ops/moe.h route_sigmoid by 256 threads of a CTA.
+// Choosing experts inside a kernel: ops/moe.h route_sigmoid and route_softmax by 256 threads of a CTA.
 #pragma once
 
 #include "ops/cuda/device/int8_rows.cuh"
 #include "ops/cuda/device/row_math.cuh"
 #include "ops/cuda/moe/experts_any.cuh"
+#include "ops/moe.h"
 
 namespace riptide::ops::cuda::decode {
 
@@ -14,9 +15,20 @@ struct RouteArgs {
     int32_t experts = 0, top_k = 0;
     float scale = 1;
     bool normalize = true;
+    bool softmax = false;
     int32_t* chosen = nullptr;  // [n, top_k]
     float* weights = nullptr;
 };
+inline RouteArgs route_args(const Router& router, const Routing& to) {
+    return {router.bias.empty() ? nullptr : router.bias.data(),
+            static_cast<int32_t>(router.w->rows),
+            static_cast<int32_t>(router.top_k),
+            router.scale,
+            router.normalize,
+            router.softmax,
+            to.experts.row<int32_t>(0),
+            to.weights.row(0)};
+}
 
 #ifdef __CUDACC__
 
@@ -24,6 +36,33 @@ struct RouteArgs {
 __device__ __forceinline__ uint32_t route_key(float x) {
     const uint32_t bits = __float_as_uint(x != x ? -INFINITY : __fadd_rn(x, 0.0f));
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+/// What experts are chosen by, but for the bias.
+__device__ __forceinline__ float route_score(bool softmax, float logit) { return softmax ? logit : sigmoid(logit); }
+/// What the score of a chosen expert counts; first: that of the first.
+__device__ __forceinline__ float score_part(bool softmax, float score, float first) {
+    return softmax ? expf(__fsub_rn(score, first)) : score;
+}
+/// The weight of the expert of rank `rank`; score_of(k): of rank k.
+template <class ScoreOf>
+__device__ __forceinline__ float route_weight(const RouteArgs& a, int rank, const ScoreOf& score_of) {
+    const float first = a.softmax ? score_of(0) : 0.0f;
+    float weight = score_part(a.softmax, score_of(rank), first), sum = 0.0f;
+#pragma unroll 1
+    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, score_part(a.softmax, score_of(k), first));
+    if (a.normalize) weight = __fdiv_rn(weight, sum);
+    return __fmul_rn(weight, a.scale);
+}
+/// The same by lanes, each of which has the score of one rank and gets its weight. The first of `Width` has rank 0.
+template <int Width>
+__device__ __forceinline__ float route_weights(const RouteArgs& a, float score) {
+    const float part = score_part(a.softmax, score, __shfl_sync(~0u, score, 0, Width));
+    float sum = 0.0f, weight = part;
+#pragma unroll 1
+    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, __shfl_sync(~0u, part, k, Width));
+    if (a.normalize) weight = __fdiv_rn(weight, sum);
+    return __fmul_rn(weight, a.scale);
 }
 
 struct alignas(16) RouteMemory {
@@ -42,7 +81,7 @@ __device__ __forceinline__ void route_scores(const RouteArgs& a, const float* lo
     for (int e = threadIdx.x; e < (a.experts <= kThreads ? kThreads : a.experts); e += kThreads) {
         uint32_t key = 0;
         if (e < a.experts) {
-            const float s = sigmoid(load_shared_f32(logits + e));
+            const float s = route_score(a.softmax, load_shared_f32(logits + e));
             m.s[e] = s;
             key = route_key(a.bias == nullptr ? s : __fadd_rn(s, a.bias[e]));
         }
@@ -122,10 +161,7 @@ __device__ __forceinline__ void rank_last(const RouteArgs& a, RouteMemory& m) {
 
 /// The weight of rank `rank`, behind rank_last() and a barrier.
 __device__ __forceinline__ float route_weight(const RouteArgs& a, const RouteMemory& m, int rank) {
-    float weight = m.s[m.chosen[rank]], sum = 0.0f;
-    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, m.s[m.chosen[k]]);
-    if (a.normalize) weight = __fdiv_rn(weight, sum);
-    return __fmul_rn(weight, a.scale);
+    return route_weight(a, rank, [&](int k) { return m.s[m.chosen[k]]; });
 }
 
 /// Experts and weights of row `row`. The whole CTA.

@@ -67,13 +67,9 @@ __device__ __forceinline__ void row1_rank_best(int top_k, Row1Route& m) {
     if (quarter == 0 && rank < top_k) m.chosen[rank] = m.best[candidate];
 }
 
-/// The weight of rank t, by the first top_k threads, when the experts are chosen.
+/// The weight of rank t, by the first top_k threads, when the experts are chosen. s: scores in device memory.
 __device__ __forceinline__ float row1_weight(const RouteArgs& a, const Row1Route& m, const float* s) {
-    float weight = load_shared_f32(s + m.chosen[threadIdx.x]), sum = 0.0f;
-#pragma unroll 1
-    for (int k = 0; k < a.top_k; ++k) sum = __fadd_rn(sum, load_shared_f32(s + m.chosen[k]));
-    if (a.normalize) weight = __fdiv_rn(weight, sum);
-    return __fmul_rn(weight, a.scale);
+    return route_weight(a, static_cast<int>(threadIdx.x), [&](int k) { return load_shared_f32(s + m.chosen[k]); });
 }
 
 #endif  // __CUDACC__

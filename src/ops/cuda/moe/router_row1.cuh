@@ -25,6 +25,7 @@ struct Row1RouterArgs {
     const float* x;
     const float* norm;
     const float* bias;  // or null
+    bool softmax;
     float eps;
     float* logits;
     int32_t* chosen;  // [top_k], set to -1
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kRouterThreads, 3) router_row1_kernel(const __
     __syncthreads();
     if (threadIdx.x < 2) {
         const float* four = sums + 4 * threadIdx.x;
-        const float logit = (four[0] + four[1]) + (four[2] + four[3]), s = sigmoid(logit);
+        const float logit = (four[0] + four[1]) + (four[2] + four[3]), s = route_score(a.softmax, logit);
         const int e = 2 * blockIdx.x + threadIdx.x;
         a.logits[e] = logit;
         a.scores.s[e] = s;
@@ -114,6 +115,7 @@ inline void launch_row1_router(Context& ctx, const float* x, const float* norm, 
     r.x = x;
     r.norm = norm;
     r.bias = router.bias.empty() ? nullptr : router.bias.data();
+    r.softmax = router.softmax;
     r.eps = eps;
     r.logits = result.logits.row(0);
     r.chosen = result.routing.experts.row<int32_t>(0);

@@ -40,8 +40,9 @@ struct RouterRowsArgs {
     char* out;  // the rows normalised and quantised, by one more CTA for each kRouterRows rows
     ActLayout layout;
     const float* bias;  // [m.rows] or null
-    uint32_t* keys;     // [n, m.rows]: route_key() of what experts are chosen by
-    uint64_t* listed;   // [n / 8 up, kMostRows8Groups], set to ones, or null
+    bool softmax;
+    uint32_t* keys;    // [n, m.rows]: route_key() of what experts are chosen by
+    uint64_t* listed;  // [n / 8 up, kMostRows8Groups], set to ones, or null
 };
 
 /// Rows row0 .. row0 + count - 1 of kFusedCols columns, normalised (block_rms_scale), to `out`, `stride` bytes apart.
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
         const int64_t at = static_cast<int64_t>(row0 + p) * a.m.rows + expert_of;
         a.logits[at] = logit;
         if (!Fused || a.keys == nullptr) return;
-        const float score = sigmoid(logit);
+        const float score = route_score(a.softmax, logit);
         a.keys[at] = route_key(a.bias == nullptr ? score : __fadd_rn(score, a.bias[expert_of]));
     };
     if constexpr (Words) {
@@ -249,7 +250,7 @@ void router_logits(Context& ctx, const Weight& router, const char* x, int64_t st
 }
 
 ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, const ActLayout& layout, int64_t n,
-                       const float* bias, bool words, float* logits, uint32_t* keys, uint64_t* listed) {
+                       const RouteArgs& route, bool words, float* logits, uint32_t* keys, uint64_t* listed) {
     RT_ASSERT(router.cols == kFusedCols && x.kind == ActKind::norm && (words || n <= kMostFusedRouterRows));
     ActSource prepared;
     prepared.kind = ActKind::staged;
@@ -266,7 +267,8 @@ ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, c
     a.eps = x.eps;
     a.out = out;
     a.layout = layout;
-    a.bias = bias;
+    a.bias = route.bias;
+    a.softmax = route.softmax;
     a.keys = keys;
     a.listed = listed;
     const auto start = [&](auto kernel, int64_t experts, int64_t rows) {

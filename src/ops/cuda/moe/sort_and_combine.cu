@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "ops/cuda/linear/gemm/gemm.cuh"
 #include "ops/cuda/moe/moe_prefill.h"
+#include "quant/decode.cuh"
 
 namespace riptide::ops::cuda::prefill {
 
@@ -278,14 +279,15 @@ __global__ void __launch_bounds__(256, 3)
                 }
             }
         }
+        const float share = results.share == nullptr ? 1.0f : sigmoid(results.share[row]);
         if (results.shared != nullptr) {
 #pragma unroll
-            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], shared[j]);
+            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], __fmul_rn(shared[j], share));
         } else if (results.shared_f32 != nullptr) {
             alignas(16) float other[kEach];
             load_values(results.shared_f32 + row * d + c, other);
 #pragma unroll
-            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], other[j]);
+            for (int j = 0; j < kEach; ++j) sum[j] = __fadd_rn(sum[j], __fmul_rn(other[j], share));
         }
         store_values(y + row * d + c, sum);
         if (x == nullptr) continue;
@@ -293,6 +295,29 @@ __global__ void __launch_bounds__(256, 3)
         for (int j = 0; j < kEach; ++j) old[j] = __fadd_rn(old[j], sum[j]);
         store_values(x + row * d + c, old);
     }
+}
+
+/// A warp a row; lane l has sixteens l, l + 32, ... of its columns.
+__global__ void __launch_bounds__(256)
+    moe_share_kernel(const __grid_constant__ Weight w, const float* h, int n, float* logits) {
+    pdl_trigger();
+    pdl_wait();
+    const int row = static_cast<int>(blockIdx.x * 8 + threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    if (row >= n) return;
+    h += row * w.cols;
+    float sum = 0.0f;
+    for (int c = 16 * lane; c < w.cols; c += 16 * 32) {
+        float v[16];
+        decode16(w, 0, c, v);
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+            const float4 x = *reinterpret_cast<const float4*>(h + c + j);
+            sum = __fmaf_rn(v[j], x.x, sum), sum = __fmaf_rn(v[j + 1], x.y, sum);
+            sum = __fmaf_rn(v[j + 2], x.z, sum), sum = __fmaf_rn(v[j + 3], x.w, sum);
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) logits[row] = sum;
 }
 
 int32_t* alloc_i32(Context& ctx, int64_t n) { return static_cast<int32_t*>(ctx.arena->allocate(4 * n)); }
@@ -329,6 +354,12 @@ void spread_rows(const Gpu& gpu, const uint16_t* from, const int32_t* slot_of, i
                  uint16_t* to) {
     launch(gpu, moe_spread_kernel, static_cast<unsigned>(n), 256, 0, from, slot_of, static_cast<int>(top_k),
            static_cast<int>(k), to);
+}
+
+void share_logits(const Gpu& gpu, const Weight& w, const float* h, int64_t n, float* logits) {
+    RT_CHECK(w.rows == 1 && w.cols % 16 == 0,
+             "a shared expert's gate of shape [{}, {}], expected one row, columns in 16s", w.rows, w.cols);
+    launch(gpu, moe_share_kernel, static_cast<unsigned>((n + 7) / 8), 256, 0, w, h, static_cast<int>(n), logits);
 }
 
 void combine(const Gpu& gpu, const ExpertResults& results, const int32_t* slot_of, const Routing& routing,

@@ -267,49 +267,39 @@ TopK top_k(Context& ctx, const Tensor& x, int64_t k) {
     return result;
 }
 
-namespace {
-
-void route(Context& ctx, const Tensor& logits, std::span<const float> bias, float scale, bool normalize, bool softmax,
-           const Routing& to) {
+void route(Context& ctx, const Tensor& logits, const Router& router, const Routing& to) {
     const int64_t n = logits.rows(), experts = logits.shape[1], top_k = to.top_k;
     RT_CHECK(experts <= kMostExperts && top_k <= 32, "{} of {} experts, but GPU kernels choose at most 32 of {}", top_k,
              experts, kMostExperts);
     if (n == 0) return;
     const RouteTask task{logits.row(0),
-                         bias.empty() ? nullptr : bias.data(),
+                         router.bias.empty() ? nullptr : router.bias.data(),
                          static_cast<int>(n),
                          static_cast<int>(experts),
                          static_cast<int>(top_k),
-                         scale,
-                         normalize,
-                         softmax,
+                         router.scale,
+                         router.normalize,
+                         router.softmax,
                          to.experts.row<int32_t>(0),
                          to.weights.row(0)};
     launch(*ctx.gpu, experts <= 256 ? route_kernel<8> : route_kernel<kMostExperts / 32>,
            static_cast<unsigned>((n + kRouteRows - 1) / kRouteRows), 32 * kRouteRows, 0, task);
 }
 
-}  // namespace
-
 Routing alloc_routing(Context& ctx, int64_t n, int64_t top_k) {
     return {top_k, ctx.alloc(DType::i32, {n, top_k}), ctx.alloc(DType::f32, {n, top_k})};
-}
-
-void route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, float scale, bool normalize,
-                   const Routing& to) {
-    route(ctx, logits, bias, scale, normalize, false, to);
 }
 
 Routing route_sigmoid(Context& ctx, const Tensor& logits, std::span<const float> bias, int64_t top_k, float scale,
                       bool normalize) {
     const Routing routing = alloc_routing(ctx, logits.rows(), top_k);
-    route_sigmoid(ctx, logits, bias, scale, normalize, routing);
+    route(ctx, logits, {.bias = bias, .top_k = top_k, .scale = scale, .normalize = normalize}, routing);
     return routing;
 }
 
 Routing route_softmax(Context& ctx, const Tensor& logits, int64_t top_k) {
     const Routing routing = alloc_routing(ctx, logits.rows(), top_k);
-    route(ctx, logits, {}, 1.0f, true, true, routing);
+    route(ctx, logits, {.top_k = top_k, .softmax = true}, routing);
     return routing;
 }
 

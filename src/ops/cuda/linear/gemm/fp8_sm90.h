@@ -77,8 +77,8 @@ struct Fp8Slots {
     uint16_t* results;  // bf16 [slots, d] when gate and up are done, in the same memory
 };
 Fp8Slots alloc_fp8_slots(Context& ctx, int64_t n, int64_t top_k, int64_t d);
-/// y, x: as combine(). The rows are in slots.rows.
+/// y, x: as combine(). The rows are in slots.rows. share: logits of the shared expert's, or null.
 void fp8_experts(Context& ctx, const Fp8Slots& slots, const Routing& routing, const ExpertWeights& weights,
-                 const SharedExpert& shared, const Tensor& y, Tensor* x);
+                 const SharedExpert& shared, const float* share, const Tensor& y, Tensor* x);
 
 }  // namespace riptide::ops::cuda::prefill
