@@ -1,24 +1,31 @@
-// The bounded state of a sequence as bytes. Internal to cache: SequenceState::save and restore are the way in.
+// The bounded state of a sequence, kept apart from its slot.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
-#include "cache/kv_cache.h"
+#include "tensor/gpu.h"
 
 namespace riptide {
 
-// Layout: SavedHeader; then the packed bounded state (ops/kv/kv_pack.h). Bytes of this process only: the formats are
-// those of the machine. On a GPU these wait for the device; KvTransfer does not.
+class KvCache;
 
-/// The state in slot `slot` for a sequence of `length` tokens.
-std::vector<std::byte> save_state(const KvCache& cache, int32_t slot, int64_t length);
-/// The length named by the header. Throws Error unless the bytes are a whole state saved from a cache of the same
-/// layers.
-int64_t saved_length(const KvCache& cache, std::span<const std::byte> saved);
-/// Writes a state that saved_length accepts into slot `slot`.
-void load_state(KvCache& cache, int32_t slot, std::span<const std::byte> saved);
+/// What SequenceState::save has copied out of a slot: the last window - 1 tokens of each window layer and the state of
+/// each delta layer, packed (ops/kv/kv_pack.h), in the memory of the cache's device. Belongs to that cache.
+class SavedState {
+  public:
+    /// Of so many tokens; 0: nothing is kept.
+    int64_t length() const { return length_; }
+    /// The packed bytes. On a GPU this waits for the device.
+    std::vector<std::byte> bytes() const;
+
+  private:
+    friend class SequenceState;
+
+    const KvCache* cache_ = nullptr;
+    int64_t length_ = 0, bytes_ = 0;
+    DeviceMemory packed_;
+};
 
 }  // namespace riptide

@@ -4,7 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "cache/saved_state.h"
 #include "ops/kv/kv_compact.h"
 
 namespace riptide {
@@ -225,28 +224,44 @@ void SequenceState::truncate(int64_t length) {
     resize_pages(length);
 }
 
-std::vector<std::byte> SequenceState::save() const {
+SavedState SequenceState::save(SavedState reused) const {
     RT_ASSERT(reserved_ == 0);
-    return save_state(*cache_, slot_, length_);
+    SavedState saved = std::move(reused);
+    saved.cache_ = cache_;
+    saved.length_ = length_;
+    saved.bytes_ = ops::packed_state_bytes(cache_->bounded(), length_);
+    if (saved.packed_.bytes() < saved.bytes_) saved.packed_ = {cache_->gpu(), saved.bytes_, "saved state"};
+    if (saved.bytes_ > 0) ops::pack_state(cache_->gpu(), cache_->bounded(), slot_, length_, saved.packed_.data());
+    return saved;
 }
 
-void SequenceState::restore(std::span<const std::byte> saved) {
+void SequenceState::check_saved_here(const SavedState& saved) const {
+    RT_CHECK(saved.cache_ == cache_, "the saved state belongs to another cache");
+}
+
+void SequenceState::load(const SavedState& saved) {
+    if (saved.bytes_ > 0)
+        ops::unpack_state(cache_->gpu(), cache_->bounded(), slot_, saved.length_, saved.packed_.data());
+}
+
+void SequenceState::restore(const SavedState& saved) {
     RT_ASSERT(reserved_ == 0);
-    const int64_t length = saved_length(*cache_, saved);
+    check_saved_here(saved);
+    const int64_t length = saved.length();
     RT_CHECK(length <= length_, "a state of {} tokens cannot be restored into a sequence of {}", length, length_);
-    load_state(*cache_, slot_, saved);
+    load(saved);
     adopt_slot(length);
     resize_pages(length);
 }
 
-void SequenceState::restore(std::span<const std::byte> saved, std::span<const int32_t> pages) {
+void SequenceState::restore(const SavedState& saved, std::span<const int32_t> pages) {
     RT_ASSERT(length_ == 0 && reserved_ == 0);
-    const int64_t length = saved_length(*cache_, saved);
-    const int64_t wanted = cache_->has_pages() ? cache_->pages_for(length) : 0;
-    RT_CHECK(static_cast<int64_t>(pages.size()) == wanted, "a state of {} tokens comes with {} pages, expected {}",
-             length, pages.size(), wanted);
+    check_saved_here(saved);
+    const int64_t length = saved.length(), wanted = cache_->has_pages() ? cache_->pages_for(length) : 0;
+    RT_CHECK(std::ssize(pages) == wanted, "a state of {} tokens comes with {} pages, expected {}", length, pages.size(),
+             wanted);
     adopt(length, pages);
-    load_state(*cache_, slot_, saved);
+    load(saved);
 }
 
 void SequenceState::adopt(int64_t length, std::span<const int32_t> pages) {

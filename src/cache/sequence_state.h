@@ -9,6 +9,7 @@
 
 #include "cache/kv_cache.h"
 #include "cache/prompt_gaps.h"
+#include "cache/saved_state.h"
 
 namespace riptide {
 
@@ -93,15 +94,15 @@ class SequenceState {
     /// saved state then. REQUIRES length <= length() and no step running.
     void truncate(int64_t length);
 
-    /// The bounded state at this length as bytes: a header that names length and geometry, then the last window - 1
-    /// tokens of each window layer and the state of each delta layer. REQUIRES no step running.
-    std::vector<std::byte> save() const;
+    /// The bounded state at this length, in the memory of `reused` where that is large enough. On a GPU this only puts
+    /// work on the stream. Throws Error (unavailable) when the device has no memory for it. REQUIRES no step running.
+    SavedState save(SavedState reused = {}) const;
     /// Goes back to a state saved from this very sequence (the same tokens): truncates the pages, rewrites the slot.
-    /// Throws Error, with nothing changed, if the bytes do not fit this cache or are longer than length().
-    void restore(std::span<const std::byte> saved);
+    /// Throws Error, with nothing changed, if it was saved from another cache or is longer than length().
+    void restore(const SavedState& saved);
     /// Starts an empty sequence from a saved state and the pages of its tokens, which it shares.
-    /// Throws Error, with nothing changed, if the bytes do not fit this cache or the pages do not fit the length.
-    void restore(std::span<const std::byte> saved, std::span<const int32_t> pages);
+    /// Throws Error, with nothing changed, if it was saved from another cache or the pages do not fit the length.
+    void restore(const SavedState& saved, std::span<const int32_t> pages);
 
     /// Starts an empty sequence at `length` tokens with the pages of its tokens, which it shares, and with a slot that
     /// the caller fills (KvTransfer::load_state) before the next step. REQUIRES as many pages as the length takes.
@@ -116,6 +117,8 @@ class SequenceState {
   private:
     bool tail_is_shared() const;
     void resize_pages(int64_t tokens);
+    void check_saved_here(const SavedState& saved) const;
+    void load(const SavedState& saved);
     void adopt_slot(int64_t length);
     void commit_delta(std::span<const int32_t> path);
     void end_rows();

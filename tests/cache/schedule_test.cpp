@@ -21,7 +21,7 @@ struct Live {
 
 /// As a prefix cache keeps it: pages with a reference of its own, and the bounded state.
 struct Kept {
-    std::vector<std::byte> saved;
+    SavedState saved;
     Ints pages;
     Ints tokens;
 };

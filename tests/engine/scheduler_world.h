@@ -181,7 +181,7 @@ class SchedulerWorld {
 
   private:
     struct Kept {
-        std::vector<std::byte> saved;
+        SavedState saved;
         std::vector<int32_t> pages, tokens;
     };
 

@@ -60,7 +60,7 @@ class StateReader {
     }
     /// Of window layers the rows that a further token may see, and recurrent state, as SequenceState::save() has them.
     void add_bounded(BytesHash& hash) const {
-        const std::vector<std::byte> bounded = sequence_.save();
+        const std::vector<std::byte> bounded = sequence_.save().bytes();
         hash.add(bounded.data(), bounded.size());
     }
 

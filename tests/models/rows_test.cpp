@@ -261,7 +261,7 @@ TEST_P(RowsTest, steps_of_any_size_have_the_bits_of_single_rows) {
         for (size_t i = 0; i <= Plant::kChain; ++i) {
             plant.twigs.push_back(random_tokens(Plant::kTwig));
             plant.twig_rows.emplace_back();
-            const std::vector<std::byte> root = chain.save();
+            const SavedState root = chain.save();
             for (const int32_t& token : plant.twigs.back()) plant.twig_rows.back().push_back(feed(chain, {&token, 1}));
             chain.restore(root);
             if (i < Plant::kChain) plant.chain_rows.push_back(feed(chain, {&plant.chain[i], 1}));

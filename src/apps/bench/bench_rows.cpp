@@ -188,7 +188,7 @@ class Together {
     KvCache cache_;
     Runner runner_;
     std::vector<SequenceState> states_;
-    std::vector<std::vector<std::byte>> saved_;  // with recurrent state: at the depth
+    std::vector<SavedState> saved_;  // with recurrent state: at the depth
     std::vector<std::vector<int32_t>> ids_;
 };
 

@@ -37,7 +37,7 @@ Session::Session(std::unique_ptr<Checkpoint> checkpoint, const SessionOptions& o
 void Session::clear() {
     sequence_.truncate(0);
     tokens_.clear();
-    saved_at_ = 0;
+    is_saved_ = false;
 }
 
 void Session::check_tokens(std::span<const int32_t> tokens) const {
@@ -78,13 +78,24 @@ int64_t Session::rewind_to_common(std::span<const int32_t> tokens) {
     int64_t common = std::min<int64_t>(mine - tokens_.begin(), std::ssize(tokens) - 1);
     if (common == sequence_.length()) return common;
     if (!sequence_.can_truncate(common)) {
-        common = saved_at_ <= common ? saved_at_ : 0;
+        common = is_saved_ && saved_.length() <= common ? saved_.length() : 0;
         if (common > 0) sequence_.restore(saved_);
     }
     sequence_.truncate(common);
-    if (common < saved_at_) saved_at_ = 0;
+    is_saved_ = is_saved_ && saved_.length() <= common;
     tokens_.resize(static_cast<size_t>(common));
     return common;
+}
+
+/// For a later prompt that ends otherwise; without memory for it that one is read from its beginning.
+void Session::keep_state() {
+    is_saved_ = false;
+    try {
+        saved_ = sequence_.save(std::move(saved_));
+        is_saved_ = true;
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::unavailable) throw;
+    }
 }
 
 std::span<const float> Session::prefill(std::span<const int32_t> tokens,
@@ -101,10 +112,7 @@ std::span<const float> Session::prefill(std::span<const int32_t> tokens,
         logits = feed(tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(rows)),
                       last ? StepRows::Logits::last : StepRows::Logits::none);
         begin += rows;
-        if (begin == keep_at) {
-            saved_ = sequence_.save();
-            saved_at_ = begin;
-        }
+        if (begin == keep_at) keep_state();
         if (on_progress) on_progress(begin - reused, total - reused);
     }
     return {logits.row(0), static_cast<size_t>(model().info().vocab_size)};
@@ -148,8 +156,9 @@ void Session::decode_ahead(int32_t token, int64_t steps, const std::function<boo
         steps -= fed;
         if (token >= 0) continue;
         clear();
-        fail("no token can be drawn: a logit is NaN or +infinity, or none is above -infinity; the model's weights or "
-             "its K/V are damaged");
+        fail(
+            "no token can be drawn: a logit is NaN or +infinity, or none is above -infinity; the model's weights or "
+            "its K/V are damaged");
     }
 }
 

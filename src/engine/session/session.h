@@ -66,13 +66,14 @@ class Session {
   private:
     void check_tokens(std::span<const int32_t> tokens) const;
     int64_t rewind_to_common(std::span<const int32_t> tokens);
+    void keep_state();
     Tensor feed(std::span<const int32_t> tokens, StepRows::Logits logits, Family family = Family::prefill);
 
     Machine machine_;
     SequenceState sequence_;
     std::vector<int32_t> tokens_;
-    std::vector<std::byte> saved_;  // with recurrent state: that of the first saved_at_ tokens; 0: none
-    int64_t saved_at_ = 0;
+    SavedState saved_;       // with recurrent state: that of its first tokens
+    bool is_saved_ = false;  // whether these are the first of tokens_
 };
 
 }  // namespace riptide
