@@ -163,8 +163,7 @@ void plan_experts(const OpCost& op, const PlannedStep& step, Kernels& to) {
     const SharedExpert& shared = layer.c.shared;
     const bool decode = layer.c.family != Family::prefill;
     const ActKind x = layer.c.normed ? ActKind::norm : ActKind::plain;
-    if (decode && shared.share != nullptr && choice.up != cuda::moe::Experts::row1_sm90)
-        to.add(choose(product_of(step, {&shared.share, 1}, x)));
+    if (decode && shared.share != nullptr && !choice.share) to.add(choose(product_of(step, {&shared.share, 1}, x)));
     if (decode && choice.separate) add_swiglu(shared.gate, shared.up, shared.down, x, false, step, to);
     for (const cuda::moe::Experts which : {choice.up, choice.down})
         to.add(cuda::moe::experts_name(which), cuda::moe::experts_file(which));

@@ -5,6 +5,7 @@
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
 #include "ops/cuda/linear/shared/router_words.cuh"
 #include "ops/cuda/moe/route_row1.cuh"
+#include "ops/cuda/moe/share.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -18,15 +19,13 @@ struct WordChoice {
     const float* norm = nullptr;
     float eps = 0;
     RouterWords* words = nullptr;
-    float* logits = nullptr;      // [kRow1Experts], by CTA 0
-    const char* share = nullptr;  // bf16 [kRow1Hidden]: the shared expert's, or null; its logit by the last CTA
-    float* share_logit = nullptr;
+    float* logits = nullptr;  // [kRow1Experts], by CTA 0
 };
 
 struct WordRoute : Row1Route {
     float partial[kWarps];
     float s[kRow1Experts];  // scores
-    float chains[kThreads / 2];
+    float chains[kShareChains];
 };
 
 /// What a thread of 512 asks for above pdl_wait(): the lower half of them chooses, the upper normalises.
@@ -71,32 +70,9 @@ __device__ __forceinline__ void words_choose(const RouteArgs& route, const WordC
     route.weights[t] = route_weight(route, t, [&](int k) { return m.s[m.chosen[k]]; });
 }
 
-/// The logit of the shared expert's share, of the normalised columns 8 u .. 8 u + 7 that thread u of the upper half
-/// has: the bits of matmul, of whose four sums each goes through two eighths of the row.
-__device__ __forceinline__ void share_logit(const WordChoice& c, const float (&x)[8], int u, WordRoute& m) {
-    const uint4 raw = load_weights_once(c.share + 16 * u);
-    const uint32_t w[4] = {raw.x, raw.y, raw.z, raw.w};
-    const auto chain = [&](float sum) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            sum =
-                fma4(decode4(DType::bf16, w, i), make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]), sum);
-        return sum;
-    };
-    constexpr int kHalf = kThreads / 2;
-    if (u < kHalf) m.chains[u] = chain(0.0f);
-    normers_meet();
-    if (u >= kHalf) {
-        const float sum = warp_sum(chain(m.chains[u - kHalf]));
-        if (u % 32 == 0) m.partial[(u - kHalf) / 32] = sum;
-    }
-    normers_meet();
-    if (u == 0) *c.share_logit = (m.partial[0] + m.partial[1]) + (m.partial[2] + m.partial[3]);
-}
-
 /// The upper half: the row, normalised and as `layout` says. It asks for x behind the words, which are waited for.
-__device__ __forceinline__ void words_norm(const WordChoice& c, const float (&norm)[8], const ActLayout& layout,
-                                           WordRoute& m, char* staged) {
+__device__ __forceinline__ void words_norm(const RouteArgs& route, const WordChoice& c, const float (&norm)[8],
+                                           const ActLayout& layout, WordRoute& m, char* staged) {
     const int u = threadIdx.x - kThreads;
     float x[8];
     await_choosers();
@@ -108,18 +84,20 @@ __device__ __forceinline__ void words_norm(const WordChoice& c, const float (&no
 #pragma unroll
     for (int k = 0; k < 8; ++k) x[k] = rms_value(x[k], scale, norm[k]);
     put8(layout, staged, u, x);
-    if (c.share != nullptr && blockIdx.x == gridDim.x - 1) share_logit(c, x, u, m);
+    if (route.share == nullptr || blockIdx.x != gridDim.x - 1) return;
+    const float logit = share_logit(route.share, x, u, m.chains, m.partial, normers_meet);
+    if (u == 0) *route.share_logits = logit;
 }
 
 /// Behind pdl_wait(), by all of a CTA of 512 threads: the experts to m.chosen; the next kernel may start; chosen() by
 /// the lower half, which alone may read m.chosen before the CTA synchronises; the row to `staged`, likewise to be read
-/// behind a barrier. CTA 0 posts the ids and leaves ids, weights and logits in memory.
+/// behind a barrier. CTA 0 posts the ids and leaves ids, weights and logits in memory, the last the share's.
 template <class Chosen>
 __device__ __forceinline__ void choose_by_words(const RouteArgs& route, const WordChoice& c, const WordEarly& early,
                                                 const ActLayout& layout, WordRoute& m, char* staged,
                                                 const Chosen& chosen) {
     if (threadIdx.x < kThreads) words_choose(route, c, early.bias, m, chosen);
-    else words_norm(c, early.norm, layout, m, staged);
+    else words_norm(route, c, early.norm, layout, m, staged);
 }
 
 #endif  // __CUDACC__

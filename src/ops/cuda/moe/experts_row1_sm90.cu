@@ -21,10 +21,11 @@
 // let go before the choice: 0.7 % slower. Without the ranking a token would take 0.4 us a layer less; with down's loads
 // behind its wait it takes 3.2 us more, with the next kernel let go behind it 0.8 more. docs/results/gpu.md has when
 // each step of a layer is done.
+#include "ops/cuda/moe/experts_row1_sm90.h"
+
 #include <algorithm>
 
 #include "ops/cuda/linear/gemv/kquant_i8.cuh"
-#include "ops/cuda/linear/gemv/kquant_i8.h"
 #include "ops/cuda/linear/shared/linear.h"
 #include "ops/cuda/linear/shared/row_formats.cuh"
 #include "ops/cuda/moe/experts_any.cuh"
@@ -42,7 +43,6 @@ constexpr int kExperts = kRow1Experts, kHidden = kRow1Hidden, kFf = 512, kMostCh
 struct Row1Middle {
     alignas(16) char act[staged_bytes(kSlots * kFf)];  // silu(gate) * up, staged: rank r at columns kFf r ..
     alignas(16) float shared[kFf];                     // of the shared expert, whose staged part nobody writes
-    float share;                                       // its logit
 };
 
 // ---- Gate and up.
@@ -149,7 +149,7 @@ struct Row1DownArgs {
     RouterWords* words;  // read by gate and up, but for the ids
     const float* weights;
     int32_t top_k;
-    bool share;  // the shared expert counts the sigmoid of its logit
+    const float* share_logit;  // of RouteArgs
     const Row1Middle* middle;
     int32_t rows;
     float* y;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_row1_down_kernel(cons
     }
     pdl_wait();
     float weight = lane < a.top_k ? a.weights[lane] : 1.0f;
-    if (a.share && lane == a.top_k) weight = sigmoid(load_shared_f32(&a.middle->share));
+    if (a.share_logit != nullptr && lane == a.top_k) weight = sigmoid(load_shared_f32(a.share_logit));
     if (stages)
         *reinterpret_cast<float4*>(staged + 16 * threadIdx.x) =
             load_shared_f32x4(reinterpret_cast<const float*>(a.middle->act) + 4 * threadIdx.x);
@@ -272,8 +272,9 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_row1_down_kernel(cons
 
 }  // namespace
 
-void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
-                  const SharedExpert& shared, bool summed, MoeResult& result, float* residual) {
+void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Weight& router, const RouteArgs& route,
+                  const ExpertWeights& weights, const SharedExpert& shared, bool summed, MoeResult& result,
+                  float* residual) {
     const Weight* const ups[] = {&weights.gate[0], &weights.up[0], shared.gate, shared.up};
     const int64_t out = weights.down[0].rows, stride = planes_stride(weights.gate);
     const RowFormat ups_format = row_format(*ups[0]), shared_format = row_format(*ups[2]);
@@ -283,17 +284,13 @@ void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router&
                           pair_bytes(plane_bytes(shared_format), kSharedPairs));
     const ArenaScope scope(*ctx.arena);
     auto* middle = static_cast<Row1Middle*>(ctx.arena->allocate(sizeof(Row1Middle)));
-    WordChoice choice{x.row(0), norm.weight.data(), norm.eps, router_words(*ctx.gpu), result.logits.row(0)};
-    if (shared.share != nullptr) {
-        choice.share = static_cast<const char*>(shared.share->data);
-        choice.share_logit = &middle->share;
-    }
-    if (!summed) launch_router_words(ctx, *router.w, choice);
+    const WordChoice choice{x.row(0), norm.weight.data(), norm.eps, router_words(*ctx.gpu), result.logits.row(0)};
+    if (!summed) launch_router_words(ctx, router, choice);
 
     Row1GateUpArgs a = {};
     for (size_t i = 0; i < 4; ++i) a.m[i] = row_planes(*ups[i]);
     a.stride = stride;
-    a.route = route_args(router, result.routing);
+    a.route = route;
     a.choice = choice;
     a.middle = middle;
     const bool q4 = ups_format == RowFormat::q4_k && shared_format == RowFormat::q4_k;
@@ -309,7 +306,7 @@ void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router&
     d.words = choice.words;
     d.weights = a.route.weights;
     d.top_k = a.route.top_k;
-    d.share = shared.share != nullptr;
+    d.share_logit = route.share_logits;
     d.middle = middle;
     d.rows = static_cast<int32_t>(out);
     d.y = result.y.row(0);

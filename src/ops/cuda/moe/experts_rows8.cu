@@ -174,7 +174,10 @@ __global__ void __launch_bounds__(kRow1Threads, Words ? 1 : 2)
     };
 #pragma unroll
     for (int k = 1; k < kUpRoom; ++k) fetch_task(k);
-    if constexpr (Words) rows_of_words.template stage<Formats::kHalves>(a.eps, results, x, kUpRowBytes);
+    if constexpr (Words) {
+        rows_of_words.template stage<Formats::kHalves>(a.eps, results, x, kUpRowBytes);
+        if (a.f.route.share != nullptr && blockIdx.x == gridDim.x - 1) rows_of_words.leave_share(a.f.route, groups);
+    }
     if (static_cast<int>(blockIdx.x) == warp && warp < n) {
         const float weight = rows8_weight(a.f, warp, chosen, lane);
         if (lane < a.f.route.top_k) {
@@ -309,7 +312,8 @@ __global__ void __launch_bounds__(kRow1Threads, 2) experts_rows8_down_kernel(con
 #pragma unroll 1
     for (int i = t; i < n * kRowSlots * (kRowBytes / 16); i += kRow1Threads)
         copy_async16(staged + 16 * i, a.middle.act + i / (kRowBytes / 16) * kFfBytes + i % (kRowBytes / 16) * 16);
-    if (t < n) shares[t] = a.f.share_logits == nullptr ? 1.0f : sigmoid(load_shared_f32(a.f.share_logits + t));
+    if (t < n)
+        shares[t] = a.f.route.share_logits == nullptr ? 1.0f : sigmoid(load_shared_f32(a.f.route.share_logits + t));
     if (t < n * kRowSlots && t % kRowSlots < a.f.route.top_k)
         weights[t] = load_shared_f32(a.f.route.weights + t / kRowSlots * a.f.route.top_k + t % kRowSlots);
     if (a.f.shared != 0) {
@@ -375,7 +379,7 @@ auto down_kernel(int64_t tasks) {
 }  // namespace
 
 void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExpert& shared, const ActSource& x,
-                   int64_t n, const ChooseHere& choose, const float* share_logits, Tensor& y, Tensor* residual) {
+                   int64_t n, const ChooseHere& choose, Tensor& y, Tensor* residual) {
     const bool words = choose.words != nullptr;
     RT_ASSERT(words ? x.kind == ActKind::norm && x.stride == kHidden * int64_t{sizeof(float)} && n <= kMostWordRows
                     : x.kind == ActKind::staged && x.stride == kHiddenBytes && n <= SparseShape512::kRows8);
@@ -391,7 +395,6 @@ void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExper
     a.f.route = *choose.route;
     a.f.n = static_cast<int32_t>(n);
     a.f.shared = with_shared ? 1 : 0;
-    a.f.share_logits = share_logits;
     a.gate = row_planes(weights.gate[0]);
     a.up = row_planes(weights.up[0]);
     a.stride = planes_stride(weights.gate);

@@ -7,6 +7,7 @@
 #include "ops/cuda/linear/shared/row_formats.cuh"
 #include "ops/cuda/linear/shared/weight_ring.cuh"
 #include "ops/cuda/moe/experts_grouped_sm80.cuh"
+#include "ops/cuda/moe/share.cuh"
 
 namespace riptide::ops::cuda::decode::few {
 
@@ -21,8 +22,7 @@ struct Rows8Args {
     uint64_t* listed;    // [n * kRowSlots], all ones until gate and up list the groups
     RouteArgs route;
     int32_t n;
-    int32_t shared;             // whether there is a shared expert: then it is the last slot of a row
-    const float* share_logits;  // [n]: it counts their sigmoid; null: whole
+    int32_t shared;  // whether there is a shared expert: then it is the last slot of a row
 };
 
 /// Up to kMembers rows that chose an expert: 8 * row + rank, a byte each.
@@ -184,7 +184,7 @@ struct Rows8Words {
     __device__ __forceinline__ void ask(const float* rows) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
-            if (row(i) < n) row1_load8(rows + row(i) * kHidden, u, x[i]);
+            if (2 * i < n) row1_load8(rows + min(row(i), n - 1) * kHidden, u, x[i]);
     }
     /// Normalises and quantises them, to `staged`, `stride` bytes apart; partial: n * kWarps floats of shared memory.
     template <bool Halves>
@@ -205,6 +205,20 @@ struct Rows8Words {
             rows8_put8<kHidden / 32, Halves>(staged + row(i) * stride, u, x[i]);
         }
         __syncthreads();
+    }
+    /// Behind stage(), by all of a CTA: where the shared expert counts in part, the logits of its share. Overwrites
+    /// what rows8_list() needs.
+    __device__ __forceinline__ void leave_share(const RouteArgs& a, Rows8Groups& g) const {
+        const int half = threadIdx.x / kThreads;
+        auto* const chains = reinterpret_cast<float*>(g.mask) + half * kShareChains;
+        auto* const sums = reinterpret_cast<float*>(g.ids) + half * kShareSums;
+        static_assert(sizeof g.mask >= 8 * kShareChains && sizeof g.ids >= 8 * kShareSums);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (2 * i >= n) break;
+            const float logit = share_logit(a.share, x[i], u, chains, sums, [] { __syncthreads(); });
+            if (u == 0 && row(i) < n) a.share_logits[row(i)] = logit;
+        }
     }
 };
 

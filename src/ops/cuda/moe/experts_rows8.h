@@ -8,9 +8,8 @@ namespace riptide::ops::cuda::decode {
 
 /// y[n, d] of ops/moe.h, residual (or null) += y, and choose.route's results, for up to eight rows right behind
 /// fused_router(), whose rows x are, or behind another call of this; with choose.words right behind the product that
-/// left them, of rows x that are to be normalised. share_logits: [n], of which the shared expert counts the sigmoid, or
-/// null. REQUIRES what moe::choose() asks for rows8.
+/// left them, of rows x that are to be normalised. REQUIRES what moe::choose() asks for rows8.
 void experts_rows8(Context& ctx, const ExpertWeights& weights, const SharedExpert& shared, const ActSource& x,
-                   int64_t n, const ChooseHere& choose, const float* share_logits, Tensor& y, Tensor* residual);
+                   int64_t n, const ChooseHere& choose, Tensor& y, Tensor* residual);
 
 }  // namespace riptide::ops::cuda::decode

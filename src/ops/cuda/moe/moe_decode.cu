@@ -26,6 +26,7 @@
 #include "ops/cuda/moe/experts_any.cuh"
 #include "ops/cuda/moe/experts_float.h"
 #include "ops/cuda/moe/experts_grouped_sm80.h"
+#include "ops/cuda/moe/experts_row1_sm90.h"
 #include "ops/cuda/moe/experts_rows8.h"
 #include "ops/cuda/moe/plan.h"
 #include "ops/cuda/moe/route.cuh"
@@ -425,9 +426,10 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
     result.routing = alloc_routing(ctx, n, router.top_k);
     x.int8 = nullptr;
     const ArenaScope scope(*ctx.arena);
-    const RouteArgs route = route_args(router, result.routing);
-    Tensor share;  // experts_row1_sm90.cu has its own
-    if (choice.up != moe::Experts::row1_sm90) share = share_logits(ctx, source, cols, n, shared);
+    RouteArgs route = route_args(router, result.routing);
+    const Tensor share = choice.share ? ctx.alloc(DType::f32, {n, 1}) : share_logits(ctx, source, cols, n, shared);
+    if (choice.share) route.share = static_cast<const char*>(shared.share->data);
+    if (share.data != nullptr) route.share_logits = share.row(0);
     switch (choice.router) {
         case moe::Router::rows_norm: {
             auto* keys = static_cast<uint32_t*>(ctx.arena->allocate(n * num_experts * int64_t{sizeof(uint32_t)}));
@@ -446,6 +448,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
                 RouteArgs some = route;
                 some.chosen += first * router.top_k;
                 some.weights += first * router.top_k;
+                if (share.data != nullptr) some.share_logits += first;
                 ActSource from = rows;
                 from.rows += first * rows.stride;
                 Tensor y(result.y.row(first), DType::f32, {count, result.y.shape[1]}),
@@ -453,7 +456,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
                 experts_rows8(ctx, weights, shared, from, count,
                               {&some, result.logits.row(first), keys + first * num_experts,
                                listed + first / kEight * kMostRows8Groups},
-                              share.data == nullptr ? nullptr : share.row(first), y, &residual);
+                              y, &residual);
             }
             return result;
         }
@@ -469,8 +472,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
             if (choice.up == moe::Experts::rows8) {
                 RouterWords* const words = router_words(*ctx.gpu);
                 experts_rows8(ctx, weights, shared, source, n,
-                              {&route, result.logits.row(0), nullptr, words->listed, words},
-                              share.data == nullptr ? nullptr : share.row(0), result.y, &x);
+                              {&route, result.logits.row(0), nullptr, words->listed, words}, result.y, &x);
                 return result;
             }
             [[fallthrough]];
@@ -478,7 +480,7 @@ MoeResult moe_add(Context& ctx, Tensor& x, const Norm& norm, const Router& route
         case moe::Router::row1:
         case moe::Router::float_product:
             if (choice.up == moe::Experts::row1_sm90)
-                experts_row1(ctx, x, norm, router, weights, shared, c.words, result, x.row(0));
+                experts_row1(ctx, x, norm, *router.w, route, weights, shared, c.words, result, x.row(0));
             else float_moe(ctx, choice.router == moe::Router::row1, source, cols, router, s.layer, result, &x);
             return result;
         default:

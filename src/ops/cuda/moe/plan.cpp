@@ -63,7 +63,7 @@ bool row1_router(const SparseLayer& l) {
            w.scales == nullptr && w.scale == 1.0f && l.c.top_k <= S512::kTopK;
 }
 
-/// What choose_words.cuh multiplies itself: a shared expert's gate.
+/// What share.cuh multiplies, where rows are normalised on their way to the experts.
 bool row1_share(const SparseLayer& l) {
     if (!l.share) return true;
     const Weight& w = *l.c.shared.share;
@@ -242,7 +242,9 @@ Choice choose(const Case& c) {
         std::find_if(std::begin(kRouters), std::end(kRouters), [&](const RouterRow& r) { return r.when(l); });
     const Experts experts = row->experts ? *row->experts : experts_of(l);
     const bool apart = l.separate || (l.share && (experts == Experts::float_experts || experts == Experts::any));
-    return {row->router, experts, experts, apart, words_law(l)};
+    const bool norms = row->router == Router::words || row->router == Router::words_row1 ||
+                       row->router == Router::rows_norm || row->router == Router::words_rows;
+    return {row->router, experts, experts, apart, words_law(l), l.share && norms && row1_share(l)};
 }
 
 bool takes_words(Case c) {

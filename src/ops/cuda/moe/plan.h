@@ -60,6 +60,7 @@ struct Choice {
     Experts up = Experts::any, down = Experts::any;  // different in prefill only
     bool separate = false;                           // the shared expert has launches of its own
     bool words = false;  // the logits of the router are those of ../linear/shared/router_words.h
+    bool share = false;  // who normalises the rows also multiplies them with the shared expert's share
 };
 /// Throws Error if rows this long fit in no kernel.
 Choice choose(const Case& c);

@@ -18,16 +18,20 @@ struct RouteArgs {
     bool softmax = false;
     int32_t* chosen = nullptr;  // [n, top_k]
     float* weights = nullptr;
+    const char* share = nullptr;    // [1, cols] bf16: who normalises the rows multiplies them with it, too, if it is
+    float* share_logits = nullptr;  // [n]: given; the shared expert counts their sigmoid; null: whole
 };
 inline RouteArgs route_args(const Router& router, const Routing& to) {
-    return {router.bias.empty() ? nullptr : router.bias.data(),
-            static_cast<int32_t>(router.w->rows),
-            static_cast<int32_t>(router.top_k),
-            router.scale,
-            router.normalize,
-            router.softmax,
-            to.experts.row<int32_t>(0),
-            to.weights.row(0)};
+    RouteArgs a;
+    a.bias = router.bias.empty() ? nullptr : router.bias.data();
+    a.experts = static_cast<int32_t>(router.w->rows);
+    a.top_k = static_cast<int32_t>(router.top_k);
+    a.scale = router.scale;
+    a.normalize = router.normalize;
+    a.softmax = router.softmax;
+    a.chosen = to.experts.row<int32_t>(0);
+    a.weights = to.weights.row(0);
+    return a;
 }
 
 #ifdef __CUDACC__

@@ -19,6 +19,7 @@
 #include "ops/cuda/linear/shared/dot_batch.cuh"
 #include "ops/cuda/linear/shared/router_words.cuh"
 #include "ops/cuda/moe/route.cuh"
+#include "ops/cuda/moe/share.cuh"
 
 namespace riptide::ops::cuda::decode {
 
@@ -39,19 +40,19 @@ struct RouterRowsArgs {
     float eps;
     char* out;  // the rows normalised and quantised, by one more CTA for each kRouterRows rows
     ActLayout layout;
-    const float* bias;  // [m.rows] or null
-    bool softmax;
+    RouteArgs route;
     uint32_t* keys;    // [n, m.rows]: route_key() of what experts are chosen by
     uint64_t* listed;  // [n / 8 up, kMostRows8Groups], set to ones, or null
 };
 
 /// Rows row0 .. row0 + count - 1 of kFusedCols columns, normalised (block_rms_scale), to `out`, `stride` bytes apart.
 /// weights: of this thread's columns. partial: kRows * kWarps floats. scales: null, or rows are only multiplied by the
-/// weights, and scales[kRows] get r of router_words.h.
+/// weights, and scales[kRows] get r of router_words.h. chains: null, or the logits of the rows' share are left, too
+/// (share.cuh).
 template <int kRows>
 __device__ __forceinline__ void stage_normed(const RouterRowsArgs& a, const ActLayout& layout, int row0, int count,
                                              const float (&weights)[8], char* out, int64_t stride, float* partial,
-                                             float* scales) {
+                                             float* scales, float* chains) {
     const int thread = threadIdx.x;
     float v[kRows][8];
 #pragma unroll
@@ -77,6 +78,10 @@ __device__ __forceinline__ void stage_normed(const RouterRowsArgs& a, const ActL
             for (int i = 0; i < 8; ++i) v[p][i] = rms_value(v[p][i], scale, weights[i]);
         }
         put8(layout, out + p * stride, thread, v[p]);
+        if (chains == nullptr) continue;
+        const float logit =
+            share_logit(a.route.share, v[p], thread, chains, chains + kShareChains, [] { __syncthreads(); });
+        if (thread == 0) a.route.share_logits[row0 + p] = logit;
     }
     __syncthreads();
 }
@@ -151,7 +156,8 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
         stride = 4 * kFusedCols;
         stage_normed<kRows>(a, layout, row0, min(kRows, a.n - row0), weights,
                             prepares ? a.out + row0 * int64_t{a.layout.bytes()} : reinterpret_cast<char*>(dynamic),
-                            layout.bytes(), partial, Words && !prepares ? scales : nullptr);
+                            layout.bytes(), partial, Words && !prepares ? scales : nullptr,
+                            prepares && a.route.share != nullptr ? reinterpret_cast<float*>(dynamic) : nullptr);
         if (prepares) return;
     }
     const int p = threadIdx.x / kCtaExperts, expert_of = blockIdx.x * kCtaExperts + threadIdx.x % kCtaExperts;
@@ -159,8 +165,8 @@ __global__ void __launch_bounds__(kThreads, 2) router_rows_kernel(const __grid_c
         const int64_t at = static_cast<int64_t>(row0 + p) * a.m.rows + expert_of;
         a.logits[at] = logit;
         if (!Fused || a.keys == nullptr) return;
-        const float score = route_score(a.softmax, logit);
-        a.keys[at] = route_key(a.bias == nullptr ? score : __fadd_rn(score, a.bias[expert_of]));
+        const float score = route_score(a.route.softmax, logit);
+        a.keys[at] = route_key(a.route.bias == nullptr ? score : __fadd_rn(score, a.route.bias[expert_of]));
     };
     if constexpr (Words) {
         // A piece is half a group; lanes 2 i and 2 i + 1 have its halves, and each the sums of every other row.
@@ -267,8 +273,7 @@ ActSource fused_router(Context& ctx, const Weight& router, const ActSource& x, c
     a.eps = x.eps;
     a.out = out;
     a.layout = layout;
-    a.bias = route.bias;
-    a.softmax = route.softmax;
+    a.route = route;
     a.keys = keys;
     a.listed = listed;
     const auto start = [&](auto kernel, int64_t experts, int64_t rows) {

@@ -26,10 +26,4 @@ void kquant_i8_rows4_multiply(Context& ctx, linear::Kernel kernel, const ActSour
                               std::span<const Weight* const> weights, std::span<Tensor> y, Tensor* residual,
                               const RouterAhead* ahead);
 
-/// One row of a sparse layer: 256 experts, gate and up over 2048 columns, down over 512, at most 8 of them and a shared
-/// one, all in planes, a bf16 router. summed: whoever made x has left the router's words. Fills the tensors of
-/// `result`; residual (or null) += y.
-void experts_row1(Context& ctx, const Tensor& x, const Norm& norm, const Router& router, const ExpertWeights& weights,
-                  const SharedExpert& shared, bool summed, MoeResult& result, float* residual);
-
 }  // namespace riptide::ops::cuda::decode
