@@ -48,6 +48,47 @@ TEST(DecodeRow1, projections_have_the_bits_of_the_general_kernels) {
         }
 }
 
+/// Floats that are multiplied beside planes: the kernel behind them waits for both.
+TEST(DecodeRow1, few_floats_beside_planes_have_the_bits_of_the_general_kernels) {
+    RT_GPU_ONLY();
+    struct Types {
+        DType planes, few;
+    };
+    for (const Types& types : brief<Types>({{DType::q4_k, DType::bf16}, {DType::q8_0, DType::f32}}, 1)) {
+        OpContext op(1, int64_t{64} << 20);
+        const int64_t wide = fewer(4096, 256);
+        const Weight u = place_random(op, {types.planes}, fewer(8192, 128), kLagunaHidden, 1),
+                     z = place_random(op, {types.planes}, wide, kLagunaHidden, 2),
+                     b = place_random(op, {types.few}, 32, kLagunaHidden, 3),
+                     a = place_random(op, {DType::bf16}, 32, kLagunaHidden, 4),
+                     o = place_random(op, {DType::q4_k}, kLagunaHidden, wide, 5);
+        const Weight* const group[] = {&u, &z, &b, &a};
+        const ops::Norm norm = {op.floats(normals(kLagunaHidden, 5)), 1e-6f};
+        const std::string what = fmt::format("{} beside {}", dtype_name(types.few), dtype_name(types.planes));
+        expect_alone(what, kLagunaHidden, [&](const auto& x) {
+            op.poison();
+            const Tensor t = op.tensor(x, {std::ssize(x) / kLagunaHidden, kLagunaHidden});
+            Results results;
+            for (const Tensor& y : ops::norm_matmul_group(op.ctx, t, norm, group)) results.push_back(values_of(y));
+            return results;
+        });
+        op.poison();
+        const Tensor source = op.tensor(test::random_rows(1, kLagunaHidden, 91), {1, kLagunaHidden});
+        Tensor x = op.ctx.alloc(DType::f32, {1, kLagunaHidden});
+        std::vector<Tensor> results;
+        const auto step = [&] {
+            op.ctx.gpu->copy(x.data, source.data, kLagunaHidden * int64_t{sizeof(float)});
+            results.clear();
+            for (int layer = 0; layer < 3; ++layer) {
+                const std::vector<Tensor> p = ops::norm_matmul_group(op.ctx, x, norm, group);
+                results.insert(results.end(), p.begin(), p.end());
+                ops::matmul_add(op.ctx, o, p[1], x);
+            }
+        };
+        expect_replays_agree(op, what, results, step);
+    }
+}
+
 TEST(DecodeRow1, the_output_projection_has_the_bits_of_the_general_kernels) {
     RT_GPU_ONLY();
     for (const int64_t cols : brief<int64_t>({6144, 4096, 8192}, 1))

@@ -312,6 +312,10 @@ bool divide_floats(const Case& all, std::span<const size_t> which, Choice& launc
         return false;
     launches.push_back({row->kernel, 0, all.rows, planes});
     choose_some(all, floats, launches);
+    const bool whole = row->kernel == Kernel::kquant_i8_whole5 || row->kernel == Kernel::kquant_i8_whole6 ||
+                       row->kernel == Kernel::planes_i8_whole5 || row->kernel == Kernel::planes_i8_whole6;
+    Launch& last = launches.back();
+    last.beside = whole && last.kernel == Kernel::bf16_small_sm90 && last.weights.size() == floats.size();
     return true;
 }
 

@@ -76,6 +76,7 @@ struct Launch {
     Kernel kernel = Kernel::any;
     int64_t row = 0, rows = 0;
     std::vector<size_t> weights;
+    bool beside = false;  // it runs beside the launch before, which waits for the rows before it lets others start
 };
 
 /// What is launched for a group, in order: each weight once.

@@ -65,14 +65,20 @@ template <int Windows>
 struct Bf16SmallX {
     float v[Windows][8];
 
+    /// Older: than the kernel before, so that it need not have been waited for.
+    template <bool Older>
     __device__ __forceinline__ void load(const float* x, int piece, int pieces) {
+        const auto four = [](const float* p) {
+            if constexpr (Older) return load_shared_f32x4(p);
+            else return *reinterpret_cast<const float4*>(p);
+        };
 #pragma unroll
         for (int w = 0; w < Windows; ++w) {
             const int c = w * kWindowPieces + piece;
             float4 a = {}, b = {};
             if (c < pieces) {
-                a = *reinterpret_cast<const float4*>(x + 8 * c);
-                b = *reinterpret_cast<const float4*>(x + 8 * c + 4);
+                a = four(x + 8 * c);
+                b = four(x + 8 * c + 4);
             }
             v[w][0] = a.x, v[w][1] = a.y, v[w][2] = a.z, v[w][3] = a.w;
             v[w][4] = b.x, v[w][5] = b.y, v[w][6] = b.z, v[w][7] = b.w;
@@ -136,7 +142,9 @@ __device__ __forceinline__ void fetch_batches(uint64_t* barriers, int count, int
     }
 }
 
-template <int Windows, int Quads, Bf16SmallKind Kind>
+/// Beside: x was there before the kernel before this one let it start (linear::Launch), so it is not waited for; what
+/// that kernel writes is, at the end, because the next one waits for this one alone.
+template <int Windows, int Quads, Bf16SmallKind Kind, bool Beside = false>
 __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, Kind>)
     bf16_small_kernel(const __grid_constant__ Bf16SmallArgs a) {
     constexpr int kThreadCount = 128 * Quads, kRounds = kMostRounds<Windows, Quads>;
@@ -182,9 +190,9 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
     // Thread t stores the t-th row of the CTA.
     const int own = begin + t / kQuadRows,
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
-    pdl_wait();
+    if constexpr (!Beside) pdl_wait();
     Bf16SmallX<Windows> x;
-    x.load(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
+    x.template load<Beside>(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
     float old = 0.0f;
     if (!kPairs && a.residual != nullptr && own < end) old = load_shared_f32(a.residual + own_row);
     if (normed) {
@@ -252,6 +260,7 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
         if (lane % 8 == 0) results[((k * Quads + quad) * kQuadRows + lane / 8) * 4 + part] = sum;
     }
     __syncthreads();
+    if constexpr (Beside) pdl_wait();
 #pragma unroll 1
     for (int i = t; begin + i / kQuadRows < end; i += kThreadCount) {
         const int b = begin + i / kQuadRows;
@@ -279,9 +288,11 @@ int64_t window_bytes(const Bf16SmallArgs& a, Bf16SmallKind kind) {
 }
 
 template <int Windows, int Quads>
-void launch_bf16_small(Context& ctx, Bf16SmallArgs a, Bf16SmallKind kind, const Bf16SmallFit& fit) {
+void launch_bf16_small(Context& ctx, Bf16SmallArgs a, Bf16SmallKind kind, const Bf16SmallFit& fit,
+                       Bf16SmallKernel beside = nullptr) {
     const Bf16SmallKernel kernel =
-        kind == Bf16SmallKind::pairs     ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::pairs>
+        beside != nullptr                ? beside
+        : kind == Bf16SmallKind::pairs   ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::pairs>
         : kind == Bf16SmallKind::singles ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::singles>
                                          : bf16_small_kernel<Windows, Quads, Bf16SmallKind::rows>;
     allow_beside_static(reinterpret_cast<const void*>(kernel), bf16_small_room(chip_of(*ctx.gpu)));
@@ -300,7 +311,7 @@ void launch_bf16_small(Context& ctx, const Bf16SmallArgs& a, Bf16SmallKind kind,
 }  // namespace
 
 void bf16_small_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                         std::span<const Tensor> y, Tensor* residual) {
+                         std::span<const Tensor> y, Tensor* residual, bool beside) {
     RT_ASSERT(weights.size() <= kBf16SmallMatrices);
     Bf16SmallArgs a;
     bool singles = false;
@@ -317,7 +328,12 @@ void bf16_small_multiply(Context& ctx, const ActSource& x, int64_t cols, std::sp
     a.residual = residual == nullptr ? nullptr : residual->row(0);
     const auto fit = fit_bf16_small(chip_of(*ctx.gpu), cols, a.batches, singles);
     RT_ASSERT(fit);
-    launch_bf16_small(ctx, a, singles ? Bf16SmallKind::singles : Bf16SmallKind::rows, *fit);
+    const Bf16SmallKind kind = singles ? Bf16SmallKind::singles : Bf16SmallKind::rows;
+    if (!beside) return launch_bf16_small(ctx, a, kind, *fit);
+    RT_ASSERT(fit->windows == 2 && fit->quads == 2 && residual == nullptr);
+    launch_bf16_small<2, 2>(ctx, a, kind, *fit,
+                            singles ? bf16_small_kernel<2, 2, Bf16SmallKind::singles, true>
+                                    : bf16_small_kernel<2, 2, Bf16SmallKind::rows, true>);
 }
 
 void bf16_small_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,

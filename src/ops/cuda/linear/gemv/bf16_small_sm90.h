@@ -9,9 +9,9 @@ namespace riptide::ops::cuda::decode {
 
 /// One row of x, not int8: y[i] = weights[i] x, residual += y[0]. Takes up to four bf16 matrices of a multiple of eight
 /// columns, up to 4,096 (2,048 where x is normalised), on Hopper and later; none so large that it fills the chip by
-/// itself.
+/// itself. beside: of linear::Launch, for few rows of 2,048 columns and no residual.
 void bf16_small_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                         std::span<const Tensor> y, Tensor* residual);
+                         std::span<const Tensor> y, Tensor* residual, bool beside = false);
 
 /// out[ff] = silu(gate x) * (up x), of such matrices.
 void bf16_small_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
