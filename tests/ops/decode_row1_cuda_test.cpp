@@ -54,7 +54,8 @@ TEST(DecodeRow1, few_floats_beside_planes_have_the_bits_of_the_general_kernels) 
     struct Types {
         DType planes, few;
     };
-    for (const Types& types : brief<Types>({{DType::q4_k, DType::bf16}, {DType::q8_0, DType::f32}}, 1)) {
+    for (const Types& types :
+         brief<Types>({{DType::q4_k, DType::bf16}, {DType::q8_0, DType::bf16}, {DType::q4_k, DType::f32}}, 1)) {
         OpContext op(1, int64_t{64} << 20);
         const int64_t wide = fewer(4096, 256);
         const Weight u = place_random(op, {types.planes}, fewer(8192, 128), kLagunaHidden, 1),
@@ -72,20 +73,22 @@ TEST(DecodeRow1, few_floats_beside_planes_have_the_bits_of_the_general_kernels) 
             for (const Tensor& y : ops::norm_matmul_group(op.ctx, t, norm, group)) results.push_back(values_of(y));
             return results;
         });
-        op.poison();
-        const Tensor source = op.tensor(test::random_rows(1, kLagunaHidden, 91), {1, kLagunaHidden});
-        Tensor x = op.ctx.alloc(DType::f32, {1, kLagunaHidden});
-        std::vector<Tensor> results;
-        const auto step = [&] {
-            op.ctx.gpu->copy(x.data, source.data, kLagunaHidden * int64_t{sizeof(float)});
-            results.clear();
-            for (int layer = 0; layer < 3; ++layer) {
-                const std::vector<Tensor> p = ops::norm_matmul_group(op.ctx, x, norm, group);
-                results.insert(results.end(), p.begin(), p.end());
-                ops::matmul_add(op.ctx, o, p[1], x);
-            }
-        };
-        expect_replays_agree(op, what, results, step);
+        for (const int64_t n : brief<int64_t>({1, 3}, 1)) {
+            op.poison();
+            const Tensor source = op.tensor(test::random_rows(n, kLagunaHidden, 91), {n, kLagunaHidden});
+            Tensor x = op.ctx.alloc(DType::f32, {n, kLagunaHidden});
+            std::vector<Tensor> results;
+            const auto step = [&] {
+                op.ctx.gpu->copy(x.data, source.data, n * kLagunaHidden * int64_t{sizeof(float)});
+                results.clear();
+                for (int layer = 0; layer < 3; ++layer) {
+                    const std::vector<Tensor> p = ops::norm_matmul_group(op.ctx, x, norm, group);
+                    results.insert(results.end(), p.begin(), p.end());
+                    ops::matmul_add(op.ctx, o, p[1], x);
+                }
+            };
+            expect_replays_agree(op, what, results, step);
+        }
     }
 }
 

@@ -249,7 +249,8 @@ void run(Context& ctx, const linear::Launch& launch, const ActSource& x, int64_t
         case Kernel::kquant_i8_rows4_split_router:
             return kquant_i8_rows4_multiply(ctx, launch.kernel, x, cols, n, w, y, residual, ahead);
         case Kernel::bf16_small_sm90:
-            return bf16_small_multiply(ctx, x, cols, w, y, residual, launch.beside);
+            if (launch.beside) return bf16_small_beside(ctx, x, cols, n, w, y);
+            return bf16_small_multiply(ctx, x, cols, w, y, residual);
         case Kernel::float_row1:
         case Kernel::float_rows:
             return float_multiply(ctx, x, cols, n, w, y, residual);

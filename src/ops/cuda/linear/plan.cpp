@@ -295,6 +295,21 @@ bool divide_halves(const Case& all, std::span<const size_t> which, Choice& launc
     return true;
 }
 
+/// Kernels that let the next one start when they have waited for x, and not before.
+bool waits_first(Kernel kernel) {
+    switch (kernel) {
+        case Kernel::kquant_i8_whole5:
+        case Kernel::kquant_i8_whole6:
+        case Kernel::kquant_i8_rows4_whole5:
+        case Kernel::kquant_i8_rows4_whole6:
+        case Kernel::planes_i8_whole5:
+        case Kernel::planes_i8_whole6:
+            return true;
+        default:
+            return false;
+    }
+}
+
 /// Planes of few rows whose kernel takes no floats, beside few of these (DeltaNet's b and a); then the floats. Whether
 /// that is so.
 bool divide_floats(const Case& all, std::span<const size_t> which, Choice& launches) {
@@ -311,11 +326,11 @@ bool divide_floats(const Case& all, std::span<const size_t> which, Choice& launc
     if (row == nullptr || row->kernel == Kernel::kquant_i8_wide_row1_sm90 || row->kernel == Kernel::kquant_i8_stream)
         return false;
     launches.push_back({row->kernel, 0, all.rows, planes});
-    choose_some(all, floats, launches);
-    const bool whole = row->kernel == Kernel::kquant_i8_whole5 || row->kernel == Kernel::kquant_i8_whole6 ||
-                       row->kernel == Kernel::planes_i8_whole5 || row->kernel == Kernel::planes_i8_whole6;
-    Launch& last = launches.back();
-    last.beside = whole && last.kernel == Kernel::bf16_small_sm90 && last.weights.size() == floats.size();
+    SubCase few(all, floats);
+    few.c.rows = 1;  // each for itself
+    if (waits_first(row->kernel) && small_bf16(Group(few.c)))
+        launches.push_back({Kernel::bf16_small_sm90, 0, all.rows, floats, true});
+    else choose_some(all, floats, launches);
     return true;
 }
 

@@ -143,7 +143,7 @@ __device__ __forceinline__ void fetch_batches(uint64_t* barriers, int count, int
 }
 
 /// Beside: x was there before the kernel before this one let it start (linear::Launch), so it is not waited for; what
-/// that kernel writes is, at the end, because the next one waits for this one alone.
+/// that kernel writes is, at the end, because the next one waits for this one alone. Any rows of x: blockIdx.y.
 template <int Windows, int Quads, Bf16SmallKind Kind, bool Beside = false>
 __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, Kind>)
     bf16_small_kernel(const __grid_constant__ Bf16SmallArgs a) {
@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
               own_row = a.residual != nullptr && own < end ? batch_row(a.m[0], own) + t % kQuadRows : 0;
     if constexpr (!Beside) pdl_wait();
     Bf16SmallX<Windows> x;
-    x.template load<Beside>(reinterpret_cast<const float*>(a.x.rows), piece, pieces);
+    x.template load<Beside>(reinterpret_cast<const float*>(Beside ? a.x.rows + blockIdx.y * a.x.stride : a.x.rows),
+                            piece, pieces);
     float old = 0.0f;
     if (!kPairs && a.residual != nullptr && own < end) old = load_shared_f32(a.residual + own_row);
     if (normed) {
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(128 * Quads, kCtasOfRegisters<Windows, Quads, 
             const int row = batch_row(m, b) + i % kQuadRows;
             if (i % kQuadRows >= batch_rows(m.type) || row < (b - m.first) * batch_rows(m.type)) continue;
             const float y = __fmul_rn(float_sum(results, i), m.scale);
-            m.y[row] = y;
+            m.y[Beside ? static_cast<int64_t>(blockIdx.y) * m.rows + row : row] = y;
             if (a.residual != nullptr) a.residual[row] = __fadd_rn(i == t ? old : load_shared_f32(a.residual + row), y);
         }
     }
@@ -287,17 +288,23 @@ int64_t window_bytes(const Bf16SmallArgs& a, Bf16SmallKind kind) {
     return kind == Bf16SmallKind::pairs || a.residual != nullptr ? 16 << 10 : 24 << 10;
 }
 
+/// window: bytes of a CTA's weights that are under way at a time.
+template <int Quads>
+void launch_bf16_small(Context& ctx, Bf16SmallArgs a, int64_t n, Bf16SmallKernel kernel, int64_t window,
+                       const Bf16SmallFit& fit) {
+    allow_beside_static(reinterpret_cast<const void*>(kernel), bf16_small_room(chip_of(*ctx.gpu)));
+    a.window = static_cast<int32_t>(std::max<int64_t>(1, window / (kQuadRows * int64_t{2} * a.cols)));
+    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(fit.ctas), static_cast<unsigned>(n)), 128 * Quads,
+           static_cast<size_t>(fit.shared), a);
+}
+
 template <int Windows, int Quads>
-void launch_bf16_small(Context& ctx, Bf16SmallArgs a, Bf16SmallKind kind, const Bf16SmallFit& fit,
-                       Bf16SmallKernel beside = nullptr) {
+void launch_bf16_small(Context& ctx, const Bf16SmallArgs& a, Bf16SmallKind kind, const Bf16SmallFit& fit) {
     const Bf16SmallKernel kernel =
-        beside != nullptr                ? beside
-        : kind == Bf16SmallKind::pairs   ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::pairs>
+        kind == Bf16SmallKind::pairs     ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::pairs>
         : kind == Bf16SmallKind::singles ? bf16_small_kernel<Windows, Quads, Bf16SmallKind::singles>
                                          : bf16_small_kernel<Windows, Quads, Bf16SmallKind::rows>;
-    allow_beside_static(reinterpret_cast<const void*>(kernel), bf16_small_room(chip_of(*ctx.gpu)));
-    a.window = static_cast<int32_t>(std::max<int64_t>(1, window_bytes(a, kind) / (kQuadRows * int64_t{2} * a.cols)));
-    launch(*ctx.gpu, kernel, dim3(static_cast<unsigned>(fit.ctas)), 128 * Quads, static_cast<size_t>(fit.shared), a);
+    launch_bf16_small<Quads>(ctx, a, 1, kernel, window_bytes(a, kind), fit);
 }
 
 void launch_bf16_small(Context& ctx, const Bf16SmallArgs& a, Bf16SmallKind kind, const Bf16SmallFit& fit) {
@@ -308,32 +315,44 @@ void launch_bf16_small(Context& ctx, const Bf16SmallArgs& a, Bf16SmallKind kind,
     else launch_bf16_small<4, 2>(ctx, a, kind, fit);
 }
 
-}  // namespace
-
-void bf16_small_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
-                         std::span<const Tensor> y, Tensor* residual, bool beside) {
+Bf16SmallArgs small_args(const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
+                         std::span<const Tensor> y) {
     RT_ASSERT(weights.size() <= kBf16SmallMatrices);
     Bf16SmallArgs a;
-    bool singles = false;
     for (const Weight* w : weights) {
         FloatMatrix& m = a.m[a.matrices] = float_matrix_of(matrix_of(*w));
         m.y = y[static_cast<size_t>(a.matrices++)].row(0);
         m.first = a.batches;
-        if (w->dtype == DType::f32 && !singles) a.singles_from = a.batches;
-        singles = singles || w->dtype == DType::f32;
+        if (w->dtype == DType::f32) a.singles_from = std::min(a.singles_from, a.batches);
         a.batches += (m.rows + batch_rows(m.type) - 1) / batch_rows(m.type);
     }
     a.cols = static_cast<int32_t>(cols);
     a.x = x;
+    return a;
+}
+
+}  // namespace
+
+void bf16_small_multiply(Context& ctx, const ActSource& x, int64_t cols, std::span<const Weight* const> weights,
+                         std::span<const Tensor> y, Tensor* residual) {
+    Bf16SmallArgs a = small_args(x, cols, weights, y);
     a.residual = residual == nullptr ? nullptr : residual->row(0);
+    const bool singles = a.singles_from < a.batches;
     const auto fit = fit_bf16_small(chip_of(*ctx.gpu), cols, a.batches, singles);
     RT_ASSERT(fit);
-    const Bf16SmallKind kind = singles ? Bf16SmallKind::singles : Bf16SmallKind::rows;
-    if (!beside) return launch_bf16_small(ctx, a, kind, *fit);
-    RT_ASSERT(fit->windows == 2 && fit->quads == 2 && residual == nullptr);
-    launch_bf16_small<2, 2>(ctx, a, kind, *fit,
-                            singles ? bf16_small_kernel<2, 2, Bf16SmallKind::singles, true>
-                                    : bf16_small_kernel<2, 2, Bf16SmallKind::rows, true>);
+    launch_bf16_small(ctx, a, singles ? Bf16SmallKind::singles : Bf16SmallKind::rows, *fit);
+}
+
+void bf16_small_beside(Context& ctx, const ActSource& x, int64_t cols, int64_t n,
+                       std::span<const Weight* const> weights, std::span<const Tensor> y) {
+    const Bf16SmallArgs a = small_args(x, cols, weights, y);
+    const bool singles = a.singles_from < a.batches;
+    const auto fit = fit_bf16_small(chip_of(*ctx.gpu), cols, a.batches, singles);
+    RT_ASSERT(fit && fit->windows == 2 && fit->quads == 2);
+    launch_bf16_small<2>(ctx, a, n,
+                         singles ? bf16_small_kernel<2, 2, Bf16SmallKind::singles, true>
+                                 : bf16_small_kernel<2, 2, Bf16SmallKind::rows, true>,
+                         16 << 10, *fit);
 }
 
 void bf16_small_gate_up(Context& ctx, const ActSource& x, int64_t cols, const Weight& gate, const Weight& up,
