@@ -49,7 +49,7 @@ class Router:
         self.sock.setsockopt(zmq.RECONNECT_IVL, 20)
         self.sock.setsockopt(zmq.SUBSCRIBE, b"kv@")
         self.sock.connect(f"tcp://127.0.0.1:{EVENTS}")
-        self.blocks, self.next, self.told = {}, 0, 0
+        self.blocks, self.next, self.told, self.removed = {}, 0, 0, 0
 
     def hear(self, quiet=0.3):
         """Until nothing has come for that long."""
@@ -72,11 +72,17 @@ class Router:
                f"a batch of three: {batch}")
         expect(abs(batch[0] - time.time()) < 3600, "its time")
         if number == 0:
-            expect(batch[1][0] == ["AllBlocksCleared"], "an epoch begins with nothing")
+            expect(self.fields(batch[1][0]) == ["AllBlocksCleared"], "an epoch begins with nothing")
             self.told = 0
-        for event in batch[1]:
+        for event in map(self.fields, batch[1]):
             self.told += len(event[1]) if len(event) > 1 else 1
             getattr(self, event[0])(payload, *event[1:])
+
+    @staticmethod
+    def fields(event):
+        """By their places."""
+        expect(isinstance(event, list), f"an event is an array: {event}")
+        return event
 
     @staticmethod
     def widths(payload, hashes):
@@ -102,6 +108,7 @@ class Router:
             self.blocks[one][1].discard(medium)
             if not self.blocks[one][1]:
                 del self.blocks[one]
+        self.removed += len(hashes)
 
     def AllBlocksCleared(self, payload):
         self.blocks.clear()
@@ -113,6 +120,18 @@ class Router:
         while tuple(tokens[:run + BLOCK]) in paths and run + BLOCK <= len(tokens):
             run += BLOCK
         return run
+
+
+class Named(Router):
+    """Reads events of --kv-events-format map, by the names that vLLM's have."""
+    NAMES = {"BlockStored": ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys"],
+             "BlockRemoved": ["block_hashes", "medium"], "AllBlocksCleared": []}
+
+    @classmethod
+    def fields(cls, event):
+        names = cls.NAMES[event["type"]]
+        expect(set(event) == {"type", *names}, f"names of an event: {list(event)}")
+        return [event["type"], *(event[name] for name in names)]
 
 
 def replay(start, router=None):
@@ -212,6 +231,28 @@ def without_replay():
     server.end()
 
 
+def as_maps():
+    """The same, told by name; pages are few, so that some are removed."""
+    server = serve_events(*WITH_REPLAY, "--kv-events-format", "map", "--kv-tokens", "2560", "--cache-ram", "0")
+    router = Named()
+    complete(text(60))
+    wait_for(lambda: router.hear(0.1).next)
+    stems = [text(150 + 40 * i) for i in range(6)]
+    for stem in stems:
+        complete(stem)
+    complete(stems[5], cache_salt="pepper")
+    router.hear()
+    expect(router.removed > 0, "some are removed")
+    expect(any(salted for _, _, salted in router.blocks.values()), "a salted block says so")
+    agrees(router, [stem + " " + text(30) for stem in stems[3:]])
+    joined = Named()
+    numbers = replay(0, joined)
+    expect(numbers == list(range(len(numbers))) and joined.blocks == router.hear().blocks, "a replay says the same")
+    for one in (joined, router):
+        one.sock.close()
+    server.end()
+
+
 def cbor(item):
     """Canonical CBOR of numbers, lists and None."""
     if item is None:
@@ -234,7 +275,7 @@ class Picker(Router):
     canonical CBOR; the server's hashes only say which key is meant. And counts how often each tier has a block."""
 
     def __init__(self):
-        self.keys, self.held, self.removed, self.spilt = {}, {}, {"GPU": 0, "CPU": 0}, 0
+        self.keys, self.held, self.gone, self.spilt = {}, {}, {"GPU": 0, "CPU": 0}, 0
         super().__init__()
 
     def BlockStored(self, payload, hashes, parent, tokens, block, lora, medium, lora_name, extra):
@@ -250,7 +291,7 @@ class Picker(Router):
 
     def BlockRemoved(self, payload, hashes, medium):
         super().BlockRemoved(payload, hashes, medium)
-        self.removed[medium] += len(hashes)
+        self.gone[medium] += len(hashes)
         for one in hashes:
             self.held[one, medium] -= 1
             expect(self.held[one, medium] == 0, "a block is told once in a tier, and removed once")
@@ -282,7 +323,7 @@ def an_index_of_its_own():
     complete(f"{CANARY} {text(150)} {CANARY}")
     prompts = [rng.choice(stems)[:rng.randrange(200, 2000)] + " " + text(rng.randrange(1, 60)) for _ in range(200 if LONG else 50)]
     agrees(router, prompts, 0)
-    expect(router.spilt > 0 and min(router.removed.values()) > 0, f"blocks go to host memory, and from there: {router.spilt} {router.removed}")
+    expect(router.spilt > 0 and min(router.gone.values()) > 0, f"blocks go to host memory, and from there: {router.spilt} {router.gone}")
     expect(wait_for(lambda: late().blocks == router.hear().blocks), "who comes late knows the same")
     expect(CANARY not in get(API, "/metrics"), "no word of a prompt in the metrics")
     router.sock.close()
@@ -380,6 +421,7 @@ def refused(*flags, says):
 def refusals():
     where = ("--kv-events", f"tcp://127.0.0.1:{EVENTS}")
     refused("--kv-events-topic", "kv@a@b", says="need --kv-events")
+    refused("--kv-events-format", "map", says="need --kv-events")
     refused(*where, "--models", str(ROOT / "models/demo"), says="leave out --models")
     refused(*where, "--alias", "a@b", "--port", "0", says="--kv-events-topic")
     refused("--kv-events", "5557", "--port", "0", says="expected tcp://ADDRESS:PORT")
@@ -395,7 +437,7 @@ def main():
     if "built without libzmq" in probe.stderr:
         print("skipped: K/V events over ZeroMQ: riptide was built without libzmq")
         return 77
-    attempt(refusals, wire_and_restarts, without_replay, what_was_missed, an_index_of_its_own, beside_decoding)
+    attempt(refusals, wire_and_restarts, without_replay, what_was_missed, as_maps, an_index_of_its_own, beside_decoding)
     return told("K/V events")
 
 

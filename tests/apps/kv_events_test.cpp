@@ -44,6 +44,24 @@ TEST(KvEvents, batches_are_these_bytes) {
                                                   "91b0416c6c426c6f636b73436c6561726564" + "00");
 }
 
+TEST(KvEvents, as_maps_they_have_the_names_of_vllm) {
+    PageNews stored{.tier = CacheTier::device, .pages = {7}, .tokens = {1, 2}};
+    stored.isolation = server::salted("a key", "s");
+    const std::vector<PageNews> news{stored,
+                                     {.kind = PageNews::Kind::removed, .tier = CacheTier::host, .pages = {2}},
+                                     {.kind = PageNews::Kind::cleared}};
+    const auto text = [](const std::string& word) { return static_cast<char>(0xa0 | word.size()) + word; };
+    const auto hash = [](char last) { return "\xcf" + std::string(7, '\0') + last; };
+    const std::string one = "\x91", nil = "\xc0", type = text("type"), hashes = text("block_hashes");
+    EXPECT_EQ(
+        hex(kv_event_batch(news, 1.5, KvEventForm::map)),
+        hex("\x93\xcb\x3f\xf8" + std::string(6, '\0') + "\x93" + "\x89" + type + text("BlockStored") + hashes + one +
+            hash(7) + text("parent_block_hash") + nil + text("token_ids") + "\x92\x01\x02" + text("block_size") +
+            "\x02" + text("lora_id") + nil + text("medium") + text("GPU") + text("lora_name") + nil +
+            text("extra_keys") + one + one + text("s") + "\x83" + type + text("BlockRemoved") + hashes + one + hash(2) +
+            text("medium") + text("CPU") + "\x81" + type + text("AllBlocksCleared") + std::string(1, '\0')));
+}
+
 TEST(KvEvents, a_salt_is_found_in_what_keeps_requests_apart) {
     EXPECT_EQ(server::salt_in(server::salted("", "x")), "x");
     EXPECT_EQ(server::salt_in(server::salted("key 12", "12 y")), "12 y");

@@ -237,11 +237,14 @@ int serve(ServerFlags o) {
 }
 
 /// Told by docs/fleet.md and --help-all.
-void add_event_flags(Command& cmd, KvEventsOptions& o) {
+void add_event_flags(Command& cmd, KvEventsOptions& o, std::string& form) {
     cmd.add_option("--kv-events", o.endpoint, "Tell routers over ZeroMQ what is cached, here: tcp://127.0.0.1:5557")
         ->group("");
     cmd.add_option("--kv-events-replay", o.replay, "And here what they have missed: tcp://127.0.0.1:5558")->group("");
     cmd.add_option("--kv-events-topic", o.topic, "Under this name; left out: kv@HOST:PORT@MODEL")->group("");
+    cmd.add_option("--kv-events-format", form, "array, or map for routers that read events by name; left out: array")
+        ->check(IsMember({"array", "map"}))
+        ->group("");
     cmd.add_flag("--kv-events-disk", o.disk, "Tell what is on disk, too")->group("");
 }
 
@@ -298,7 +301,7 @@ void add_server_flags(Command& cmd, ServerFlags& o) {
     cmd.add_flag("--open-metrics", o.server.open_metrics, "/metrics needs no key");
     cmd.add_option("--otlp-endpoint", o.otlp_endpoint,
                    "Send traces to this collector, e.g. http://127.0.0.1:4318 (docs/fleet.md)");
-    add_event_flags(cmd, o.events);
+    add_event_flags(cmd, o.events, o.events_form);
     cmd.add_flag("--admin", o.server.admin, "Let clients pause the engine and give it other weights");
 }
 

@@ -94,8 +94,9 @@ int64_t default_models_memory(const std::optional<GpuOptions>& gpu) {
 std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOptions& server, int port) {
     KvEventsOptions& events = o.events;
     if (events.endpoint.empty()) {
-        RT_CHECK(events.replay.empty() && events.topic.empty() && !events.disk, ErrorKind::usage,
-                 "--kv-events-replay, --kv-events-topic and --kv-events-disk need --kv-events");
+        RT_CHECK(events.replay.empty() && events.topic.empty() && !events.disk && o.events_form.empty(),
+                 ErrorKind::usage,
+                 "--kv-events-replay, --kv-events-topic, --kv-events-format and --kv-events-disk need --kv-events");
         return nullptr;
     }
     RT_CHECK(o.models.empty(), ErrorKind::usage, "--kv-events are of one model: leave out --models {}", o.models);
@@ -113,6 +114,7 @@ std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOpt
         events.topic = fmt::format(
             "kv@{}:{}@{}", host.find(':') == std::string::npos ? host : fmt::format("[{}]", host), port, server.model);
     }
+    if (o.events_form == "map") events.form = KvEventForm::map;
     o.engine.cache_feed = std::make_shared<CacheFeed>();
     return std::make_unique<KvEvents>(events, o.engine.cache_feed);
 }

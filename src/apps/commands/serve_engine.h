@@ -24,6 +24,7 @@ struct ServerFlags {
     EngineOptions engine;
     server::ServerOptions server;
     KvEventsOptions events;
+    std::string events_form;       // array | map; empty: array
     std::vector<std::string> mcp;  // NAME=URL
     std::string key_file, reasoning = "auto", log_format = "text", template_kwargs, task = "auto", otlp_endpoint;
     int64_t cache_ram_mib = 4096, cache_disk_gib = 64, cache_shared_gib = 256, inflight_mib = 0;

@@ -37,6 +37,8 @@ class Packer {
         else if (size <= UINT16_MAX) wide('\xdc', size, 2);
         else wide('\xdd', size, 4);
     }
+    /// What follows are so many pairs. REQUIRES size < 16.
+    void map(size_t size) { out += static_cast<char>(0x80 | size); }
     std::string out;
 
   private:
@@ -50,23 +52,32 @@ std::string_view medium_of(CacheTier tier) {
     return tier == CacheTier::device ? "GPU" : tier == CacheTier::host ? "CPU" : "DISK";
 }
 
+/// Of an event: its tag, then its fields in their order.
+class EventPacker {
+  public:
+    EventPacker(Packer& to, KvEventForm form, std::string_view tag, size_t fields)
+        : to_(to), map_(form == KvEventForm::map) {
+        if (map_) to.map(1 + fields);
+        else to.array(1 + fields);
+        field("type").text(tag);
+    }
+    /// What is packed next is its value.
+    Packer& field(std::string_view name) {
+        if (map_) to_.text(name);
+        return to_;
+    }
+
+  private:
+    Packer& to_;
+    bool map_;
+};
+
 void pack_hashes(Packer& to, std::span<const uint64_t> pages) {
     to.array(pages.size());
     for (const uint64_t page : pages) to.hash(page);
 }
 
-void pack_stored(Packer& to, const PageNews& news) {
-    to.array(9);
-    to.text("BlockStored");
-    pack_hashes(to, news.pages);
-    if (news.parent == 0) to.nil();
-    else to.hash(news.parent);
-    to.array(news.tokens.size());
-    for (const int32_t token : news.tokens) to.number(static_cast<uint32_t>(token));
-    to.number(news.tokens.size() / news.pages.size());
-    to.nil();  // of an adapter: id
-    to.text(medium_of(news.tier));
-    to.nil();  // and name
+void pack_extra_keys(Packer& to, const PageNews& news) {
     const std::string salt = news.parent == 0 ? server::salt_in(news.isolation) : "";
     if (salt.empty()) return to.nil();
     to.array(news.pages.size());
@@ -75,9 +86,30 @@ void pack_stored(Packer& to, const PageNews& news) {
     for (size_t i = 1; i < news.pages.size(); ++i) to.nil();
 }
 
+void pack_stored(Packer& to, const PageNews& news, KvEventForm form) {
+    EventPacker event(to, form, "BlockStored", 8);
+    pack_hashes(event.field("block_hashes"), news.pages);
+    event.field("parent_block_hash");
+    if (news.parent == 0) to.nil();
+    else to.hash(news.parent);
+    event.field("token_ids").array(news.tokens.size());
+    for (const int32_t token : news.tokens) to.number(static_cast<uint32_t>(token));
+    event.field("block_size").number(news.tokens.size() / news.pages.size());
+    event.field("lora_id").nil();
+    event.field("medium").text(medium_of(news.tier));
+    event.field("lora_name").nil();
+    pack_extra_keys(event.field("extra_keys"), news);
+}
+
+void pack_removed(Packer& to, const PageNews& news, KvEventForm form) {
+    EventPacker event(to, form, "BlockRemoved", 2);
+    pack_hashes(event.field("block_hashes"), news.pages);
+    event.field("medium").text(medium_of(news.tier));
+}
+
 }  // namespace
 
-std::string kv_event_batch(std::span<const PageNews> news, double time) {
+std::string kv_event_batch(std::span<const PageNews> news, double time, KvEventForm form) {
     Packer to;
     to.array(3);
     to.real(time);
@@ -85,17 +117,13 @@ std::string kv_event_batch(std::span<const PageNews> news, double time) {
     for (const PageNews& one : news) {
         switch (one.kind) {
             case PageNews::Kind::stored:
-                pack_stored(to, one);
+                pack_stored(to, one, form);
                 break;
             case PageNews::Kind::removed:
-                to.array(3);
-                to.text("BlockRemoved");
-                pack_hashes(to, one.pages);
-                to.text(medium_of(one.tier));
+                pack_removed(to, one, form);
                 break;
             case PageNews::Kind::cleared:
-                to.array(1);
-                to.text("AllBlocksCleared");
+                EventPacker(to, form, "AllBlocksCleared", 0);
                 break;
         }
     }

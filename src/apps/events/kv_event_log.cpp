@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/events/kv_event_batch.h"
-
 namespace riptide::apps {
 
 namespace {
@@ -15,7 +13,7 @@ constexpr size_t kPagesAtOnce = UsablePages::kMostPages;
 }  // namespace
 
 KvEventMessage KvEventLog::keep(std::span<const PageNews> news, double time) {
-    kept_.push_back({kept_.size(), std::make_shared<const std::string>(kv_event_batch(news, time))});
+    kept_.push_back({kept_.size(), std::make_shared<const std::string>(kv_event_batch(news, time, options_.form))});
     bytes_ += static_cast<int64_t>(kept_.back().payload->size());
     for (const PageNews& one : news) feed_.told.events += std::max<int64_t>(1, std::ssize(one.pages));
     return kept_.back();

@@ -6,13 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "apps/events/kv_event_batch.h"
 #include "cache/cache_feed.h"
 #include "cache/usable_pages.h"
 
 namespace riptide::apps {
 
 struct KvEventLogOptions {
-    bool disk = false;                       // blocks on disk are told of too
+    bool disk = false;  // blocks on disk are told of too
+    KvEventForm form = KvEventForm::array;
     size_t most_messages = 8000;             // that are kept beyond those that an epoch began with
     int64_t most_bytes = int64_t{32} << 20;  // of messages that are kept, or four times what the epoch began with
 };

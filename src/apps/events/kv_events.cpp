@@ -118,7 +118,7 @@ struct KvEvents::Impl {
     Impl(const KvEventsOptions& options, std::shared_ptr<CacheFeed> changes)
         : topic(options.topic),
           feed(std::move(changes)),
-          log(*feed, {.disk = options.disk}),
+          log(*feed, {.disk = options.disk, .form = options.form}),
           context(zmq_ctx_new()),
           publisher(bound(context.get(), ZMQ_XPUB, "--kv-events", options.endpoint, kMostWaiting)),
           endpoint(endpoint_of(publisher.get())) {

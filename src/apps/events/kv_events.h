@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "apps/events/kv_event_batch.h"
 #include "cache/cache_feed.h"
 
 namespace riptide::apps {
@@ -14,6 +15,7 @@ struct KvEventsOptions {
     std::string replay;    // where what was missed can be asked for; empty: nowhere
     std::string topic;     // "kv@ADDRESS:PORT@MODEL": who tells
     bool disk = false;     // KvEventLogOptions::disk
+    KvEventForm form = KvEventForm::array;
 };
 
 /// Both sockets, and a thread that publishes what comes by a CacheFeed, every 50 ms:
