@@ -273,6 +273,23 @@ TEST_F(FetchQueueTest, of_several_that_want_the_same_one_fetches_it) {
     EXPECT_EQ(cached(), 600);
 }
 
+TEST_F(FetchQueueTest, what_another_has_fetched_while_the_place_was_asked_is_not_fetched_again) {
+    ASSERT_TRUE(add(1));
+    ASSERT_TRUE(add(2));
+    place->let(1, kMany);
+    EXPECT_TRUE(comes_back(0));
+    EXPECT_EQ(shared.stats().hits, 151);
+    EXPECT_EQ(cached(), 600);
+    place->let(1, 0);  // the other question is answered only now
+    EXPECT_TRUE(wait_until([&] {
+        for (auto& one : queue->take_ready(0)) back.push_back(std::move(one));
+        return back.size() == 2;
+    }));
+    EXPECT_EQ(shared.stats().hits, 151) << "each record once";
+    EXPECT_EQ(queue->stats().fetched, 1);
+    EXPECT_EQ(cached(), 600);
+}
+
 TEST_F(FetchQueueTest, short_prompts_and_those_that_are_read_whole_do_not_ask) {
     auto whole = job();
     whole->prompt_logprobs = true;

@@ -39,6 +39,7 @@ std::vector<int64_t> lengths_of(const Job& job) {
 bool FetchQueue::add(std::unique_ptr<Job>& job, int64_t vocab, int64_t now_us) {
     if (job->prompt_logprobs) return false;  // reads it whole
     Fetch fetch;
+    fetch.vocab = vocab;
     fetch.wanted = prefix_.wanted(job->prefix(job->prompt.tokens, vocab), lengths_of(*job));
     std::vector<PrefixCache::Wanted::End>& ends = fetch.wanted.ends;
     if (ends.size() > kMostEnds) ends.erase(ends.begin(), ends.end() - kMostEnds);
@@ -59,6 +60,19 @@ bool FetchQueue::add(std::unique_ptr<Job>& job, int64_t vocab, int64_t now_us) {
     return true;
 }
 
+/// Whether memory and the tiers here still lack the end: since the place was asked another request may have fetched it,
+/// or a part of it, which then is not wanted again.
+bool FetchQueue::still_wanted(Fetch& fetch) {
+    const Job& job = *fetch.job;
+    const PrefixRequest request = job.prefix(job.prompt.tokens, fetch.vocab);
+    if (prefix_.find(request).cached <= fetch.wanted.held) return true;
+    const int64_t length = fetch.end->length;
+    fetch.wanted = prefix_.wanted(request, std::span(&length, 1));
+    if (fetch.wanted.ends.empty()) return false;
+    fetch.end = &fetch.wanted.ends.back();
+    return true;
+}
+
 /// Whether the store has what is worth fetching.
 bool FetchQueue::begin_load(Fetch& fetch) {
     if (fetch.lookup->failed) return false;
@@ -67,6 +81,7 @@ bool FetchQueue::begin_load(Fetch& fetch) {
     if (last == there.rend()) return false;
     fetch.end = &fetch.wanted.ends[static_cast<size_t>(there.rend() - last) - 1];
     prefix_.found(fetch.wanted, *fetch.end);
+    if (!still_wanted(fetch)) return false;
     const int64_t tokens = fetch.end->length - fetch.wanted.held;
     if (tokens < kLeastTokens) return false;
     const double reading = read_seconds_(tokens), rate = store_.read_rate();

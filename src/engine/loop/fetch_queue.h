@@ -46,6 +46,7 @@ class FetchQueue {
   private:
     struct Fetch {
         std::unique_ptr<Job> job;
+        int64_t vocab = 0;
         PrefixCache::Wanted wanted;
         std::shared_ptr<SharedLookup> lookup;
         std::shared_ptr<SharedLoad> load;       // once it is known what is there
@@ -55,6 +56,7 @@ class FetchQueue {
         double read_seconds = 0;  // of the prompt, from what is held on to the last end
     };
     bool goes_on(Fetch& fetch, int64_t now_us);
+    bool still_wanted(Fetch& fetch);
     bool begin_load(Fetch& fetch);
     int64_t loading_bytes() const;
     void give_up(Fetch& fetch);
