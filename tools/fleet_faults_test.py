@@ -399,7 +399,7 @@ def routers():
             wanted = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc", "cache_config_info", "lora_requests_info")
             expect(all(f"\nvllm:{name}{{" in page for name in wanted), "what SMG and endpoint pickers read is there")
             load = json.loads(status(port, "/v1/loads?include=core,queues,memory", headers=headers)[1])
-            expect({"timestamp", "dp_rank_count", "loads"} <= set(load) and {"dp_rank", "num_running_reqs", "num_waiting_reqs", "num_total_reqs", "num_used_tokens",
+            expect({"timestamp", "dp_rank_count", "loads"} <= set(load) and {"dp_rank", "num_running_reqs", "num_waiting_reqs", "num_waiting_uncached_tokens", "num_total_reqs", "num_used_tokens", "gen_throughput",
                    "max_total_num_tokens", "token_usage", "max_running_requests"} <= set(load["loads"][0]), f"loads: {load}")
         for path in ("/v1/models", "/metrics", "/v1/loads", "/server_info", "/v1/chat/completions/render"):
             expect(status(server.port, path, "POST" if "render" in path else "GET", "{}")[0] == 401, f"{path} wants a key at the port of the API")

@@ -218,6 +218,8 @@ def wire_and_restarts():
 def without_replay():
     """Then who subscribes is told all."""
     server = serve_events()
+    expect(server.ask("/server_info")["kv_events"] == {"publisher": "zmq", "endpoint_host": "127.0.0.1", "endpoint_port_base": EVENTS, "topic": TOPIC,
+           "block_size": BLOCK, "dp_size": 1}, "a router finds out where to listen")
     first = Router(asks=False)
     complete(text(200))
     expect(wait_for(lambda: first.hear(0.1).blocks), "the first hears")

@@ -171,6 +171,7 @@ bool Engine::Impl::share_some() {
 
 void Engine::Impl::report() {
     loop.report(stats);
+    recent = loop.recent();
     if (!fetches) return;
     stats.fetching = fetches->size();
     stats.shared_fetched = fetches->stats().fetched;
@@ -374,6 +375,7 @@ EngineStats Engine::stats() const {
     const std::lock_guard lock(impl_->mutex);
     EngineStats stats = impl_->stats;
     stats.waiting = impl_->loop.waiting;
+    stats.answer_rate = impl_->recent.rate(impl_->loop.now_us());
     stats.refused = impl_->refused;
     stats.scoring = impl_->scoring ? impl_->scoring->size() : 0;
     stats.paused = impl_->paused;

@@ -100,9 +100,11 @@ struct EngineInfo {
 struct EngineStats {
     int64_t waiting = 0, running = 0;  // answers, now
     int64_t scoring = 0;               // of the waiting: requests whose prompts are with the scorer
+    int64_t waiting_tokens = 0;        // of the waiting, once scorer and shared tier are done: tokens no cache has
     int64_t compressed = 0, scored_tokens = 0, dropped_tokens = 0;  // prompts that were compressed, tokens of them
     int64_t submitted = 0, finished = 0, cancelled = 0, failed = 0, refused = 0;
     int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+    double answer_rate = 0;  // tokens of answers a second, of the last five seconds
     int64_t preempted = 0, recomputed_rows = 0;
     int64_t pages = 0, free_pages = 0;
     int64_t used_pages = 0, cached_pages = 0;  // that answers need now, that the prefix cache holds; some are both

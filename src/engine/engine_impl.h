@@ -19,6 +19,7 @@
 #include "engine/loop/engine_loop.h"
 #include "engine/loop/fetch_queue.h"
 #include "engine/loop/job_maker.h"
+#include "engine/loop/recent_count.h"
 #include "engine/loop/scoring_queue.h"
 
 namespace riptide {
@@ -117,6 +118,7 @@ struct Engine::Impl {
     int64_t refused = 0, retry_after_us = 0;
     EngineInfo facts;
     EngineStats stats;
+    RecentCount recent;  // EngineLoop::recent
 
     std::chrono::steady_clock::time_point checked{};  // check_idle(); the engine thread's
     std::atomic<bool> news = false;                   // something above waits for the engine thread

@@ -290,8 +290,9 @@ EngineFacts total_of(const std::vector<EngineFacts>& engines) {
     for (const EngineFacts& one : engines) {
         for (const auto count : {&EngineStats::waiting, &EngineStats::running, &EngineStats::pages,
                                  &EngineStats::used_pages, &EngineStats::prompt_tokens, &EngineStats::cached_tokens,
-                                 &EngineStats::answer_tokens, &EngineStats::preempted})
+                                 &EngineStats::answer_tokens, &EngineStats::preempted, &EngineStats::waiting_tokens})
             all.*count += one.*count;
+        all.answer_rate += one.answer_rate;
         all.max_running += one.max_running;
         all.page_rows = one.page_rows;
     }

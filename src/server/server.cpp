@@ -142,6 +142,7 @@ struct Server::Impl {
 
     const ServerOptions options;
     const int64_t started = std::time(nullptr);
+    KvEventsAt kv_events;           // before there is a model, and not after
     const Access access, watchers;  // of the port, of the management port
     Metrics metrics;
     ResponseStore responses;
@@ -240,7 +241,7 @@ HttpReply Server::Impl::about(const HttpRequest& request, const Known& known) {
     if (known.route == Route::is_sleeping) return get_is_sleeping(only);
     if (!pool && only.state() == OnlyModel::State::loading) throw only.absent();
     if (known.route == Route::models) return get_models(models(), started);
-    if (known.route == Route::server_info) return get_server_info(models().front());
+    if (known.route == Route::server_info) return get_server_info(models().front(), kv_events);
     if (known.route == Route::loads) return get_loads(total_of(engines()));
     if (known.route == Route::model) return get_model(models(), rest_of(request.path, known), started);
     if (known.route == Route::ollama_tags) return get_ollama_tags(models());
@@ -380,6 +381,7 @@ Server::~Server() = default;
 int Server::port() const { return impl_->http.port(); }
 int Server::management_port() const { return impl_->management ? impl_->management->port() : 0; }
 int Server::agent_port() const { return impl_->agent ? impl_->agent->port() : 0; }
+void Server::tell_kv_events(KvEventsAt at) { impl_->kv_events = std::move(at); }
 void Server::serve(std::unique_ptr<Engine> engine, std::function<std::unique_ptr<Engine>()> open) {
     const auto own = [make = impl_->make_served(), name = impl_->options.model](std::unique_ptr<Engine> given) {
         return make(name, std::move(given));

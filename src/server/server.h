@@ -40,6 +40,13 @@ struct ServerOptions {
     bool admin = false;                 // clients may pause the engine and give it other weights
 };
 
+/// Where a model's K/V events are told over ZeroMQ (docs/fleet.md).
+struct KvEventsAt {
+    std::string host;  // "*": each address of this machine
+    int64_t port = 0;  // 0: nowhere that others reach
+    std::string topic;
+};
+
 /// Listens from construction on, and says 503 until it has an engine, or several models. All functions may be called
 /// from any thread.
 class Server {
@@ -55,6 +62,9 @@ class Server {
     /// 0: there is none.
     int management_port() const;
     int agent_port() const;
+    /// Tells routers so, once there is a model. REQUIRES that serve() has not been called, and that there are not
+    /// several.
+    void tell_kv_events(KvEventsAt at);
     /// The model is loaded; `open` loads it once more when it has slept, and throws Error. REQUIRES that there are not
     /// several.
     void serve(std::unique_ptr<Engine> engine, std::function<std::unique_ptr<Engine>()> open);

@@ -151,6 +151,18 @@ TEST_F(ServerManagement, a_router_finds_what_registers_a_worker) {
     EXPECT_EQ(info.at("served_model_name").as_string(), "laguna-demo");
     EXPECT_EQ(info.at("context_length").as_int64(), 1024);
     EXPECT_EQ(info.at("max_running_requests").as_int64(), 8);
+    EXPECT_FALSE(info.contains("kv_events")) << "nobody is told";
+}
+
+TEST_F(ServerManagement, where_kv_events_are_told_is_told) {
+    server::Server serving(keyed());
+    serving.tell_kv_events({"*", 5557, "kv@10.0.0.1:8000@laguna-demo"});
+    engine = Engine::open(demo_path(), demo_options());
+    serving.serve(*engine);
+    const json::object info = Client(serving.management_port()).ask("GET", "/server_info", "", "").object();
+    EXPECT_EQ(json::serialize(info.at("kv_events")),
+              R"({"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,)"
+              R"("topic":"kv@10.0.0.1:8000@laguna-demo","block_size":16,"dp_size":1})");
 }
 
 TEST_F(ServerManagement, loads_are_those_of_the_engine) {
@@ -163,7 +175,9 @@ TEST_F(ServerManagement, loads_are_those_of_the_engine) {
     const json::object load = reply.at("loads").as_array().at(0).as_object();
     EXPECT_EQ(load.at("num_running_reqs").as_int64(), 1);
     EXPECT_EQ(load.at("num_waiting_reqs").as_int64(), 1);
+    EXPECT_EQ(load.at("num_waiting_uncached_tokens").as_int64(), 3);
     EXPECT_EQ(load.at("num_total_reqs").as_int64(), 2);
+    EXPECT_GE(load.at("gen_throughput").as_double(), 1. / 5) << "one token is there, drawn in the last five seconds";
     EXPECT_EQ(load.at("num_used_tokens").as_int64(), 2 * 16);
     EXPECT_EQ(load.at("max_total_num_tokens").as_int64(), 8 * 1024);
     EXPECT_DOUBLE_EQ(load.at("token_usage").as_double(), 2. * 16 / (8 * 1024));
@@ -174,6 +188,33 @@ TEST_F(ServerManagement, loads_are_those_of_the_engine) {
     const json::object idle = told("/v1/loads").object().at("loads").as_array().at(0).as_object();
     EXPECT_EQ(idle.at("token_usage").as_double(), 0);
     EXPECT_EQ(idle.at("num_total_reqs").as_int64(), 0);
+    EXPECT_EQ(idle.at("num_waiting_uncached_tokens").as_int64(), 0);
+}
+
+// Of two that wait for the same beginning nobody knows yet who reads it; once it is cached it is nobody's.
+TEST_F(ServerManagement, what_waiting_answers_find_in_the_cache_is_no_load) {
+    start(keyed());
+    Listener listener;
+    const std::vector<int32_t> talk(200, 9);
+    engine->submit(continuation(talk, 1), listener.sink(1));
+    engine->drain();
+    engine->resume();
+    const RequestId held = stop_midway(listener);
+    std::vector<int32_t> more = talk;
+    more.insert(more.end(), 50, 7);
+    engine->submit(continuation(more, 1), listener.sink(2));
+    engine->submit(continuation(std::vector<int32_t>(30, 5), 1), listener.sink(3));
+    const auto waits = [&] {
+        return told("/v1/loads").object().at("loads").at(0).at("num_waiting_uncached_tokens").as_int64();
+    };
+    int64_t left = 0;
+    EXPECT_TRUE(becomes([&] { return (left = waits()) > 30; }));
+    EXPECT_GE(left, 50 + 30);
+    EXPECT_LE(left, 50 + 30 + 16) << "the rest of a page, at most";
+    engine->cancel(held);
+    engine->resume();
+    engine->drain();
+    EXPECT_EQ(waits(), 0);
 }
 
 /// All that a connection to the agent's port is told.

@@ -208,9 +208,11 @@ int serve(ServerFlags o) {
         log.write(fmt::format("agent   {} port {}, for HAProxy", options.management_host, server.agent_port()));
     if (const auto& collector = options.traces.url)
         log.write(fmt::format("traces  to {}{}", collector->authority, collector->target));
-    if ((events = open_kv_events(o, options, server.port())))
+    if ((events = open_kv_events(o, options, server.port()))) {
+        server.tell_kv_events(place_of(*events, o.events.topic));
         log.write(fmt::format("events  {} topic {}{}", events->endpoint(), o.events.topic,
                               events->replay().empty() ? "" : ", replay " + events->replay()));
+    }
     if (o.models.empty()) {
         const auto open = [&] { return open_server_engine(o, warnings, log); };
         auto engine = open();

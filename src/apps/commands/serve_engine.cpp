@@ -119,6 +119,16 @@ std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOpt
     return std::make_unique<KvEvents>(events, o.engine.cache_feed);
 }
 
+server::KvEventsAt place_of(const KvEvents& events, const std::string& topic) {
+    constexpr std::string_view kTcp = "tcp://";
+    const std::string& at = events.endpoint();
+    if (!at.starts_with(kTcp)) return {};
+    const size_t colon = at.rfind(':');
+    std::string host = at.substr(kTcp.size(), colon - kTcp.size());
+    if (host == "0.0.0.0" || host == "[::]") host = "*";
+    return {std::move(host), std::stoll(at.substr(colon + 1)), topic};
+}
+
 std::string shared_line(const ServerFlags& o) {
     const std::string& address = o.engine.shared_cache;
     const bool folder = is_folder_address(address);

@@ -60,6 +60,9 @@ class DiskWarnings {
 /// `port`: of the server. Throws Error naming the flag that is wrong.
 std::unique_ptr<KvEvents> open_kv_events(ServerFlags& o, const server::ServerOptions& server, int port);
 
+/// What /server_info says of them.
+server::KvEventsAt place_of(const KvEvents& events, const std::string& topic);
+
 /// The model of the flags, or the demo model. Throws Error.
 std::unique_ptr<Engine> open_server_engine(const ServerFlags& o, DiskWarnings& warnings, LogWriter& log);
 

@@ -143,6 +143,7 @@ class Answer {
     int64_t start_us = -1, first_us = -1;  // of the first step, of the first token
     uint64_t cached_at = 0;                // when cached_tokens was looked up
     int64_t cached_tokens = 0;
+    int64_t waits_for = 0;  // tokens of the prompt that are to be read, while the answer has not begun
     int64_t scored = 0;    // tokens of the prompt whose PromptScored has been sent
     int64_t computed = 0;  // tokens of the prompt up to which the cache has been given what is worth keeping
     /// Of the running step: whether its token was the last, and what steps run ahead drew before it.

@@ -86,6 +86,8 @@ void EngineLoop::schedule(Answer& answer) {
     try {
         answer.scheduled = scheduler_.submit(std::move(request), now_us());
         answers_.emplace(answer.scheduled, &answer);
+        waits_for(answer, std::ssize(job.prompt.tokens));
+        cached(answer);  // which may be fewer
     } catch (const Error& error) {
         answer.failure = Failed{error.kind(), error.what()};
         departed_.emplace_back(&answer, Leaving::cancelled);
@@ -136,6 +138,7 @@ void EngineLoop::close_departed() {
         answer->scheduled = 0;
         if (answer->index() == 0) release_held(job);
         if (answer->start_us < 0) --waiting;
+        waits_for(*answer, 0);
         if (why == Leaving::deadline) answer->failure = job.late();
         if (why == Leaving::cancelled) answer->reason = FinishReason::cancelled;
         ++(answer->failure ? stats_.failed : why == Leaving::cancelled ? stats_.cancelled : stats_.finished);
@@ -206,8 +209,14 @@ int64_t EngineLoop::cached(Answer& answer) {
             const int64_t loaded = int64_t{match.pages_to_load} * machine_.options().page_rows;
             answer.cached_tokens = std::max<int64_t>(0, match.cached - loaded);
             answer.cached_at = cache_changes_;
+            if (answer.start_us < 0) waits_for(answer, std::ssize(job.prompt.tokens) - match.cached);
         });
     return answer.cached_tokens;
+}
+
+/// For so many tokens to be read: of all that have not begun their sum is told.
+void EngineLoop::waits_for(Answer& answer, int64_t tokens) {
+    stats_.waiting_tokens += tokens - std::exchange(answer.waits_for, tokens);
 }
 
 void EngineLoop::restore(Answer& answer, SequenceState& state) {
@@ -215,6 +224,7 @@ void EngineLoop::restore(Answer& answer, SequenceState& state) {
     if (first) {
         answer.start_us = now_us();
         --waiting;
+        waits_for(answer, 0);
         stats_.prompt_tokens += answer.usage.prompt;
     }
     state.set_gaps(answer.job().gaps);

@@ -11,6 +11,7 @@
 
 #include "engine/engine.h"
 #include "engine/loop/answer.h"
+#include "engine/loop/recent_count.h"
 #include "engine/loop/resources.h"
 #include "engine/sampling/mask_search.h"
 #include "engine/scheduler/scheduler.h"
@@ -107,6 +108,8 @@ class EngineLoop {
     void report(EngineStats& stats) const;
     /// Answers that have not begun. Who submits adds to it; the loop takes away.
     std::atomic<int64_t> waiting = 0;
+    /// Tokens of answers that came lately.
+    const RecentCount& recent() const { return recent_; }
     int64_t retry_after_us() const { return scheduler_.retry_after_us(); }
 
   private:
@@ -119,6 +122,7 @@ class EngineLoop {
 
     SchedulerHooks hooks();
     int64_t cached(Answer& answer);
+    void waits_for(Answer& answer, int64_t tokens);
     PrefixRequest prefix_request(const Job& job, std::span<const int32_t> tokens) const;
     void restore(Answer& answer, SequenceState& state);
     void computed(Answer& answer, const SequenceState& state);
@@ -272,6 +276,7 @@ class EngineLoop {
     uint64_t cache_changes_ = 1;   // what cached() has found holds until the next
     bool evict_anything_ = false;  // nothing can run otherwise
     EngineStats stats_;
+    RecentCount recent_;
     double waited_ = 0;    // seconds of this step in the model or for the device
     Scheduler scheduler_;  // last: its end frees pages
 };

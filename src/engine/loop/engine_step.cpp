@@ -361,6 +361,7 @@ bool EngineLoop::take(Answer& answer, const Sampled& sampled) {
         fail(answer, ErrorKind::system, error.what());
     }
     ++stats_.answer_tokens;
+    recent_.add(now_us());
     if (answer.job().sink_failed) cancel(answer.job());
     answer.ends = !more;
     return more && !answer.job().sink_failed;

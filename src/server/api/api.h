@@ -91,7 +91,8 @@ HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id,
 HttpReply get_props(const ApiContext& ctx);
 HttpReply get_version();
 /// Of the model that answers requests which name none.
-HttpReply get_server_info(const ModelStatus& model);
+/// `events`: where what that model's cache holds is told.
+HttpReply get_server_info(const ModelStatus& model, const KvEventsAt& events);
 /// `all`: of the engines together.
 HttpReply get_loads(const EngineFacts& all);
 /// Of a model that embeds, and of a reranker; of others ApiError(400) that says what to serve.

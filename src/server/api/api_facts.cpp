@@ -162,7 +162,7 @@ HttpReply get_model(const std::vector<ModelStatus>& models, std::string_view id,
 
 HttpReply get_version() { return reply_of({{"version", program_version()}}); }
 
-HttpReply get_server_info(const ModelStatus& model) {
+HttpReply get_server_info(const ModelStatus& model, const KvEventsAt& events) {
     json::object out = {{"model_path", root_of(model)},
                         {"served_model_name", model.name},
                         {"version", program_version()},
@@ -174,6 +174,10 @@ HttpReply get_server_info(const ModelStatus& model) {
     out["max_total_tokens"] = info.kv_tokens;
     out["max_running_requests"] = info.max_running;
     out["weight_version"] = std::to_string(info.version);
+    if (events.port > 0)
+        out["kv_events"] = {
+            {"publisher", "zmq"},    {"endpoint_host", events.host}, {"endpoint_port_base", events.port},
+            {"topic", events.topic}, {"block_size", info.page_rows}, {"dp_size", 1}};
     return reply_of(out);
 }
 
@@ -184,10 +188,12 @@ HttpReply get_loads(const EngineFacts& all) {
     const json::object load = {{"dp_rank", 0},
                                {"num_running_reqs", all.running},
                                {"num_waiting_reqs", all.waiting},
+                               {"num_waiting_uncached_tokens", all.waiting_tokens},
                                {"num_total_reqs", all.running + all.waiting},
                                {"num_used_tokens", all.used_pages * all.page_rows},
                                {"max_total_num_tokens", all.pages * all.page_rows},
                                {"token_usage", all.kv_usage()},
+                               {"gen_throughput", all.answer_rate},
                                {"cache_hit_rate", share(all.cached_tokens, all.prompt_tokens)},
                                {"utilization", share(all.running, all.max_running)},
                                {"max_running_requests", all.max_running}};
