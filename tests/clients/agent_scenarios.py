@@ -184,20 +184,21 @@ def idle(world, run):
 
 WORDS = "You are a helpful assistant."
 PLAIN = {  # few tools and few words: what 16 million parameters can follow
-    "claude": ["--tools", "Read", "--system-prompt", WORDS],
+    "claude": ["--tools", "Read", "--system-prompt", WORDS, "--settings", '{"env": {"MAX_THINKING_TOKENS": "0"}}'],
     "codex": ["--disable", "multi_agent", "--disable", "goals", "-c", 'web_search="disabled"', "-c", "include_permissions_instructions=false",
               "-c", "include_environment_context=false", "-c", "include_apps_instructions=false"],
     "opencode": ["--agent", "plain"],
     "pi": []}
-DEMO_PROMPTS = {"claude": ["Call Read. Set the file path to tea.txt.", "Call Read. Set the file_path to tea.txt.", "Call Read with file_path: tea.txt", "Use Read with the file path set to tea.txt."],
+DEMO_PROMPTS = {"claude": ["Call Read with the file_path tea.txt.", "Use the Read tool. Set the file_path to tea.txt.", "Call Read for tea.txt.", "Call Read. Set the file path to tea.txt.",
+                           "Call Read. Set the file_path to tea.txt.", "Call Read with file_path: tea.txt", "Use Read with the file path set to tea.txt.", "Run Read on tea.txt"],
                 "codex": ["Call exec_command with cmd: cat tea.txt", "Run cat tea.txt", "Call exec_command. Set the command to cat tea.txt."],
                 "opencode": ["Call bash. Set the command to cat tea.txt.", "Call bash with command: cat tea.txt", "Run cat tea.txt", "Please use bash with command of cat tea.txt"],
                 "pi": ["Call bash. Set the command to cat tea.txt.", "Please use bash with command of cat tea.txt", "Use bash: command git status."]}
 
 
 def demo(world, run):
-    """The demo model itself, with riptide serve, decides. Prompts hold folders and dates, and with some of them it goes on
-    for ever after the tool, so one wording or another must do."""
+    """The demo model itself, with riptide serve, decides. Prompts hold folders and dates, so one wording or another must
+    do. Claude Code asks for no thoughts: of a tool's result the demo model thinks for ever."""
     server = Server.demo(world, run.folder, "--temperature", 0)
     more, tried = PLAIN[run.name], []
     try:
