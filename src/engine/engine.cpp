@@ -208,7 +208,7 @@ void Engine::Impl::take_news(std::unique_lock<std::mutex>& lock) {
         else loop.cancel(id);
     }
     if (scoring) take_scored();
-    if (fetches && !loading) {
+    if (fetches && !loop.loading) {
         for (auto& job : fetches->take_ready(loop.now_us())) loop.add(std::move(job));
         machine.tell_shared_problem();
     }
@@ -228,7 +228,7 @@ void Engine::Impl::take_scored() {
 
 /// Lets it run, once what others may have computed of its prompt is here.
 void Engine::Impl::begin(std::unique_ptr<Job> job) {
-    if (!fetches || loading || !fetches->add(job, facts.model.vocab_size, loop.now_us())) loop.add(std::move(job));
+    if (!fetches || loop.loading || !fetches->add(job, facts.model.vocab_size, loop.now_us())) loop.add(std::move(job));
 }
 
 void Engine::Impl::step(std::unique_lock<std::mutex>& lock) {
@@ -268,14 +268,14 @@ void Engine::Impl::load(std::unique_ptr<Checkpoint> checkpoint) {
     // What is fetched is of the old weights, and the machine is the other thread's until it is done.
     if (fetches)
         for (auto& job : fetches->remove_all()) loop.add(std::move(job));
-    loading = true;
+    loop.loading = true;
     try {
         std::future<void> done = std::async(std::launch::async, replace);
         hear_until(done);
         done.get();
-        loading = false;
+        loop.loading = false;
     } catch (...) {
-        loading = false;
+        loop.loading = false;
         const std::exception_ptr why = std::current_exception();
         try {
             if (machine.usable()) loop.renew_drafter();  // the old weights are in another place now
@@ -375,6 +375,7 @@ EngineStats Engine::stats() const {
     const std::lock_guard lock(impl_->mutex);
     EngineStats stats = impl_->stats;
     stats.waiting = impl_->loop.waiting;
+    stats.waiting_tokens = impl_->loop.waiting_tokens;
     stats.answer_rate = impl_->recent.rate(impl_->loop.now_us());
     stats.refused = impl_->refused;
     stats.scoring = impl_->scoring ? impl_->scoring->size() : 0;

@@ -98,7 +98,7 @@ struct Engine::Impl {
 
     const ModelText text;
     Machine machine;                         // the engine thread's
-    EngineLoop loop;                         // the engine thread's; only `waiting` is everybody's
+    EngineLoop loop;                         // the engine thread's; only what is atomic is everybody's
     std::unique_ptr<Compressor> compressor;  // null: prompts are never compressed
     const JobMaker maker;
 
@@ -108,7 +108,6 @@ struct Engine::Impl {
     std::vector<std::unique_ptr<Job>> inbox;
     std::vector<RequestId> cancels;
     bool paused = false, draining = false, stopping = false;
-    bool loading = false;   // the engine thread's: the machine is another thread's for the moment
     bool back = false;      // the scorer has done a prompt, or the shared tier has answered
     bool stepping = false;  // the engine thread works without the mutex
     bool quiet = true;      // no request is left

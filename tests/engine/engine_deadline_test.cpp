@@ -37,21 +37,22 @@ class HeldCheckpoint final : public Checkpoint {
     Format format() const override { return file_->format(); }
     const std::string& path() const override { return file_->path(); }
     std::span<const TensorInfo> tensors() const override {
-        may_.wait();
+        wait();
         return file_->tensors();
     }
     const TensorInfo* find(std::string_view name) const override {
-        may_.wait();
+        wait();
         return file_->find(name);
     }
-    const json::object& metadata() const override {
-        asked = true;
-        return file_->metadata();
-    }
+    const json::object& metadata() const override { return file_->metadata(); }
     void check_intact() const override { file_->check_intact(); }
-    mutable std::atomic<bool> asked = false;  // it is being loaded
+    mutable std::atomic<bool> asked = false;  // it is being loaded, and the model before it has gone
 
   private:
+    void wait() const {
+        asked = true;
+        may_.wait();
+    }
     std::shared_future<void> may_;
     std::unique_ptr<Checkpoint> file_;
 };
@@ -65,6 +66,7 @@ class EngineDeadline : public ::testing::Test {
     void expect_no_request_left() const {
         EXPECT_EQ(engine->stats().waiting, 0);
         EXPECT_EQ(engine->stats().running, 0);
+        EXPECT_EQ(engine->stats().waiting_tokens, 0);
     }
 };
 
@@ -147,14 +149,21 @@ TEST_F(EngineDeadline, and_cancellation_are_heard_while_other_weights_are_loaded
     while (!asked) std::this_thread::yield();
     engine->submit(due(continuation({7, 8, 9}, 5), 20ms), listener.sink(2));
     expect_late(listener.answer(2));
+    engine->submit(continuation({1, 2, 3}, 5), listener.sink(3));
     engine->cancel(gone);
     EXPECT_EQ(listener.answer(1).done->reason, FinishReason::cancelled);
+    EXPECT_EQ(engine->stats().waiting, 2);
+    EXPECT_EQ(engine->stats().waiting_tokens, 3 + 3);
     may.set_value();
     trainer.join();
     engine->resume();
-    const Heard after = listener.answer(0);
-    EXPECT_EQ(after.tokens, expected);
-    EXPECT_EQ(after.done->version, 2);
+    for (const int key : {0, 3}) {
+        const Heard after = listener.answer(key);
+        EXPECT_EQ(after.tokens, expected);
+        EXPECT_EQ(after.done->version, 2);
+    }
+    engine->drain();
+    expect_no_request_left();
 }
 
 TEST_F(EngineDeadline, who_has_gone_does_not_wait_for_a_drain_or_a_reload) {

@@ -120,6 +120,7 @@ TEST_F(EngineFailure, a_broken_device_fails_everybody_and_the_engine_says_so) {
     }
     engine->drain();  // returns at once
     engine->pause();
+    EXPECT_EQ(engine->stats().waiting_tokens, 0);
 }
 
 TEST(EngineDisk, a_folder_that_cannot_be_the_third_tier_is_said) {

@@ -96,6 +96,7 @@ EngineStats expect_lone_tokens(int32_t running, int64_t kv_tokens, const std::ve
     const EngineStats stats = engine->stats();
     EXPECT_GT(stats.cancelled, 0);
     EXPECT_EQ(stats.failed, 0);
+    EXPECT_EQ(stats.waiting_tokens, 0);
     fmt::print(
         "{} requests, {} together: {} tokens in {} steps, {} cancelled, {} preempted, {} of {} prompt tokens "
         "cached\n",
@@ -262,6 +263,7 @@ TEST(EngineLaw, ten_thousand_requests_under_cache_pressure_never_see_anothers_te
     EXPECT_GT(stats.preempted, 100);
     EXPECT_GT(stats.cached_tokens, 10'000);
     EXPECT_EQ(stats.failed, 0);
+    EXPECT_EQ(stats.waiting_tokens, 0);
     std::printf("%lld steps, %lld of %lld prompt tokens cached, %lld preempted, %lld cancelled\n",
                 static_cast<long long>(stats.steps), static_cast<long long>(stats.cached_tokens),
                 static_cast<long long>(stats.prompt_tokens), static_cast<long long>(stats.preempted),

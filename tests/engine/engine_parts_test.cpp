@@ -184,6 +184,7 @@ TEST(EngineParts, in_parts_of_any_size_each_gets_the_tokens_of_a_lone_run) {
             ASSERT_EQ(heard.tokens, alone) << "seed " << seed << ", request " << i;
         }
         const EngineStats stats = world.stats();
+        EXPECT_EQ(world.loop.waiting_tokens, 0);
         EXPECT_EQ(world.loop.waiting, 0);
         if (!o.prefix_cache) {
             EXPECT_EQ(world.pool().free_count(), world.pool().size());

@@ -439,6 +439,7 @@ TEST_F(EngineTest, reload_swaps_weights_behind_running_answers_and_forgets_the_c
     EXPECT_EQ(engine->reload(changed.path()), 2);
     EXPECT_EQ(listener.answer(0).tokens, before.tokens) << "what ran has ended with the old weights";
     EXPECT_EQ(listener.answer(0).done->version, 1);
+    EXPECT_EQ(engine->stats().waiting_tokens, 300) << "none of it is cached any more";
     engine->resume();
     const Heard after = listener.answer(1);
     EXPECT_EQ(after.tokens, fresh);

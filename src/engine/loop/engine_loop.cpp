@@ -87,7 +87,7 @@ void EngineLoop::schedule(Answer& answer) {
         answer.scheduled = scheduler_.submit(std::move(request), now_us());
         answers_.emplace(answer.scheduled, &answer);
         waits_for(answer, std::ssize(job.prompt.tokens));
-        cached(answer);  // which may be fewer
+        if (!loading) cached(answer);  // which may be fewer
     } catch (const Error& error) {
         answer.failure = Failed{error.kind(), error.what()};
         departed_.emplace_back(&answer, Leaving::cancelled);
@@ -161,6 +161,7 @@ void EngineLoop::end_all(const Failed* failure, std::vector<std::unique_ptr<Job>
     answers_.clear();
     departed_.clear();
     jobs_.clear();
+    waiting_tokens = 0;
 }
 
 // The prefix cache's part.
@@ -214,9 +215,9 @@ int64_t EngineLoop::cached(Answer& answer) {
     return answer.cached_tokens;
 }
 
-/// For so many tokens to be read: of all that have not begun their sum is told.
+/// So many tokens are to be read for it; the sum over all that have not begun is told.
 void EngineLoop::waits_for(Answer& answer, int64_t tokens) {
-    stats_.waiting_tokens += tokens - std::exchange(answer.waits_for, tokens);
+    waiting_tokens += tokens - std::exchange(answer.waits_for, tokens);
 }
 
 void EngineLoop::restore(Answer& answer, SequenceState& state) {
@@ -310,14 +311,21 @@ void EngineLoop::forget() {
     if (PrefixCache* prefix = machine_.prefix()) prefix->forget();
 }
 
-void EngineLoop::flush() {
+/// Until it is looked up again.
+void EngineLoop::all_is_to_be_read() {
     ++cache_changes_;
+    for (const auto& [id, answer] : answers_)
+        if (answer->start_us < 0) waits_for(*answer, std::ssize(answer->job().prompt.tokens));
+}
+
+void EngineLoop::flush() {
+    all_is_to_be_read();
     if (PrefixCache* prefix = machine_.prefix()) prefix->flush();
 }
 
 void EngineLoop::change_weights(int64_t version) {
     version_ = version;
-    ++cache_changes_;
+    all_is_to_be_read();
     renew_drafter();
 }
 
@@ -335,6 +343,7 @@ void EngineLoop::relieve() {
 void EngineLoop::report(EngineStats& stats) const {
     stats = stats_;
     stats.waiting = waiting;
+    stats.waiting_tokens = waiting_tokens;
     stats.running = scheduler_.running();
     stats.device_peak = machine_.device_peak();
     stats.preempted = scheduler_.counts().preempted;

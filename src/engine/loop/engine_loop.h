@@ -108,6 +108,10 @@ class EngineLoop {
     void report(EngineStats& stats) const;
     /// Answers that have not begun. Who submits adds to it; the loop takes away.
     std::atomic<int64_t> waiting = 0;
+    /// As in EngineStats. The loop alone changes it.
+    std::atomic<int64_t> waiting_tokens = 0;
+    /// The machine is another thread's for the moment: nothing is asked of its model and its prefix cache.
+    bool loading = false;
     /// Tokens of answers that came lately.
     const RecentCount& recent() const { return recent_; }
     int64_t retry_after_us() const { return scheduler_.retry_after_us(); }
@@ -123,6 +127,7 @@ class EngineLoop {
     SchedulerHooks hooks();
     int64_t cached(Answer& answer);
     void waits_for(Answer& answer, int64_t tokens);
+    void all_is_to_be_read();
     PrefixRequest prefix_request(const Job& job, std::span<const int32_t> tokens) const;
     void restore(Answer& answer, SequenceState& state);
     void computed(Answer& answer, const SequenceState& state);
