@@ -144,15 +144,15 @@ class Answer {
     uint64_t cached_at = 0;                // when cached_tokens was looked up
     int64_t cached_tokens = 0;
     int64_t waits_for = 0;  // tokens of the prompt that are to be read, while the answer has not begun
-    int64_t scored = 0;    // tokens of the prompt whose PromptScored has been sent
-    int64_t computed = 0;  // tokens of the prompt up to which the cache has been given what is worth keeping
+    int64_t scored = 0;     // tokens of the prompt whose PromptScored has been sent
+    int64_t computed = 0;   // tokens of the prompt up to which the cache has been given what is worth keeping
     /// Of the running step: whether its token was the last, and what steps run ahead drew before it.
     bool ends = false;
     std::vector<int32_t> ahead;
-    std::vector<int32_t> path;  // of the running step: rows that drafts were right about, if there were drafts
-    bool undrawn = false;       // of the running step: nothing was drawn, since nobody knew yet what may come
+    std::vector<int32_t> path;    // of the running step: rows that drafts were right about, if there were drafts
+    bool undrawn = false;         // of the running step: nothing was drawn, since nobody knew yet what may come
     bool without_rounds = false;  // there was no room for them once
-    int64_t told = -1;          // tokens of the answer that the drafter knows; -1: it does not know the prompt
+    int64_t told = -1;            // tokens of the answer that the drafter knows; -1: it does not know the prompt
 
   private:
     void send();
